@@ -201,7 +201,8 @@ async fn batches_in_one_transaction_prove_themselves_on_kafka() {
 
 #[tokio::test]
 async fn batches_prove_themselves_on_kafka_and_redis() {
-    let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
+    let kafka = Kafka::shared().await;
+    let redis = Redis::shared().await;
     batch(&["--bootstrap", kafka.bootstrap(), "--redis", redis.url()]);
 }
 
@@ -212,7 +213,8 @@ fn payments_prove_themselves_without_a_server() {
 
 #[tokio::test]
 async fn payments_prove_themselves_on_kafka_and_redis() {
-    let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
+    let kafka = Kafka::shared().await;
+    let redis = Redis::shared().await;
     payments(
         "payments",
         4_000,
@@ -227,7 +229,8 @@ fn payments_in_transactions_prove_themselves_on_a_server_of_their_own() {
 
 #[tokio::test]
 async fn payments_in_transactions_prove_themselves_on_kafka() {
-    let (kafka, postgres) = (Kafka::shared().await, Postgres::shared().await);
+    let kafka = Kafka::shared().await;
+    let postgres = Postgres::shared().await;
     payments_postgres(&[
         "--bootstrap",
         kafka.bootstrap(),
@@ -243,7 +246,8 @@ fn the_outbox_proves_itself_on_a_server_of_its_own() {
 
 #[tokio::test]
 async fn the_outbox_proves_itself_on_kafka() {
-    let (kafka, postgres) = (Kafka::shared().await, Postgres::shared().await);
+    let kafka = Kafka::shared().await;
+    let postgres = Postgres::shared().await;
     outbox(&[
         "--bootstrap",
         kafka.bootstrap(),
@@ -259,11 +263,9 @@ fn payments_in_avro_prove_themselves_with_a_registry_of_their_own() {
 
 #[tokio::test]
 async fn payments_in_avro_prove_themselves_on_kafka_and_redis() {
-    let (kafka, redis, registry) = (
-        Kafka::shared().await,
-        Redis::shared().await,
-        SchemaRegistry::start().await,
-    );
+    let kafka = Kafka::shared().await;
+    let redis = Redis::shared().await;
+    let registry = SchemaRegistry::start().await;
     let arguments = [
         "--bootstrap",
         kafka.bootstrap(),
@@ -282,7 +284,8 @@ fn payments_from_a_queue_prove_themselves_on_a_server_of_their_own() {
 
 #[tokio::test]
 async fn payments_from_a_queue_prove_themselves_on_a_queue_and_redis() {
-    let (sqs, redis) = (Sqs::shared().await, Redis::shared().await);
+    let sqs = Sqs::shared().await;
+    let redis = Redis::shared().await;
     payments(
         "payments_sqs",
         1_500,

@@ -85,12 +85,15 @@ async fn a_message_with_a_date_of_long_ago_is_refused() {
 #[tokio::test]
 async fn a_topic_goes_round_through_a_consumer_group() {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("round", 3).await, unique("group"));
+    let topic = kafka.new_topic("round", 3).await;
+    let group = unique("group");
     let sent = kafka.produce(&topic, (0..300).map(numbered)).await;
     assert_eq!(sent.len(), 300);
 
-    let (consuming, name) = (kafka.clone(), group.clone());
-    let (read_from, expected) = (topic.clone(), sent.len());
+    let consuming = kafka.clone();
+    let name = group.clone();
+    let read_from = topic.clone();
+    let expected = sent.len();
     let consumed =
         tokio::task::spawn_blocking(move || consume(&consuming, &name, &read_from, expected));
     let mut consumed = consumed.await.expect("the consumer ends");
@@ -160,7 +163,8 @@ async fn a_killed_kafka_comes_back_with_its_topics() {
 #[tokio::test]
 async fn a_queue_goes_round_on_both_servers() {
     for sqs in [Sqs::shared().await, Moto::shared().await.sqs().clone()] {
-        let (queue, dead) = (sqs.new_queue("round").await, sqs.new_queue("dead").await);
+        let queue = sqs.new_queue("round").await;
+        let dead = sqs.new_queue("dead").await;
         queue.redrive_to(&dead, 3).await;
         queue.send((0..25).map(|n| format!("body {n:02}"))).await;
         assert_eq!(

@@ -29,7 +29,7 @@ const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Default of the longest time between two purges of expired records.
 const DEFAULT_PURGE_REST: Duration = Duration::from_secs(600);
 
-/// How long sent data may stay unconfirmed before the system closes a connection.
+/// The time for which sent data may stay unconfirmed before the system closes a connection.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Error text for an invalid URL. It does not repeat the URL, which may contain a password.
@@ -59,12 +59,12 @@ pub(super) struct Allowed {
     pub(super) fsync_off: bool,
 }
 
-/// How the server is reached.
+/// The way to the server.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reached {
     /// `host:port/database`, or empty when the caller supplied a pool.
     pub(super) address: String,
-    /// Whether a password may be sent to another machine in plain text.
+    /// `true` if a password may be sent to another machine in plain text.
     pub(super) shows_password: bool,
 }
 
@@ -203,7 +203,7 @@ impl PostgresBuilder {
         self
     }
 
-    /// How long [`connect`](Self::connect) tries again while the server is away: a server that is
+    /// The time for which [`connect`](Self::connect) tries again while the server is away: it is
     /// starting, or is not there yet. Default: zero, which is one try, so that a wrong address is
     /// reported at once.
     ///
@@ -252,19 +252,15 @@ impl PostgresBuilder {
             address: address(&config),
             shows_password,
         };
-        let connecting = |sessions| {
-            let notices = Notices::new(tls.clone(), password.clone());
-            Some(Connecting {
-                config: config.clone(),
-                notices,
-                sessions,
-            })
+        let connecting = Connecting {
+            config: config.clone(),
+            notices: Notices::new(tls.clone(), password.clone()),
+            sessions: Sessions::Ours,
         };
-        let pool_of = |config| pool(config, tls.clone(), password.clone());
         let opened = self
             .open(
-                pool_of(ours)?,
-                connecting(Sessions::Ours),
+                pool(ours, tls.clone(), password.clone())?,
+                Some(connecting.clone()),
                 reached.clone(),
                 Sessions::Ours,
             )
@@ -272,14 +268,13 @@ impl PostgresBuilder {
         match opened {
             // A pooler may refuse a session with settings, or drop them.
             Err(StoreError::Refused { .. }) => {
-                let pool = pool_of(config.clone())?;
-                self.open(
-                    pool,
-                    connecting(Sessions::Unconfigured),
-                    reached,
-                    Sessions::Unconfigured,
-                )
-                .await
+                let connecting = Connecting {
+                    sessions: Sessions::Unconfigured,
+                    ..connecting
+                };
+                let pool = pool(config.clone(), tls.clone(), password.clone())?;
+                self.open(pool, Some(connecting), reached, Sessions::Unconfigured)
+                    .await
             }
             opened => opened,
         }
@@ -373,16 +368,13 @@ fn address(config: &Config) -> String {
         Host::Unix(path) => path.display().to_string(),
     });
     let ports: Vec<u16> = config.get_ports().to_vec();
-    let port = |position: usize| {
-        ports
-            .get(position)
-            .or(ports.first())
-            .copied()
-            .unwrap_or(5_432)
-    };
     let places: Vec<String> = hosts
         .enumerate()
-        .map(|(position, host)| format!("{host}:{}", port(position)))
+        .map(|(position, host)| {
+            // One port may be given for all hosts.
+            let port = ports.get(position).or(ports.first()).unwrap_or(&5_432);
+            format!("{host}:{port}")
+        })
         .collect();
     format!(
         "{}/{}",

@@ -21,7 +21,7 @@ pg_is_in_recovery() AS standby, current_user::text AS role, \
 (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS clock_ms, \
 current_setting('synchronous_standby_names') <> '' AS has_synchronous_standby";
 
-/// Whether the server empties the table after a crash.
+/// Asks whether the server empties the table after a crash.
 const ASK_UNLOGGED: &str =
     "SELECT relpersistence = 'u' FROM pg_class WHERE oid = 'oncegate_records'::regclass";
 
@@ -78,10 +78,13 @@ pub(super) async fn ask(
     checkup
         .warnings
         .extend(clock::warning(clock, asked, answered));
-    let refuse = |why: String| Err(StoreError::refused(format!("{} {why}", checkup.store)).into());
     let lacking = rights::lacking(client, row.get("role")).await?;
     if let Some(rights) = lacking.by_all {
-        return refuse(format!("does not let this role do its work: {rights}"));
+        return Err(StoreError::refused(format!(
+            "{} does not let this role do its work: {rights}",
+            checkup.store
+        ))
+        .into());
     }
     schema::check(client, journaled).await?;
     let unlogged = client
@@ -89,10 +92,11 @@ pub(super) async fn ask(
         .await
         .map_err(|error| errors::not_executed(&error))?;
     if unlogged.get(0) {
-        return refuse(
-            "would empty oncegate_records after a crash: ALTER TABLE oncegate_records SET LOGGED"
-                .into(),
-        );
+        return Err(StoreError::refused(format!(
+            "{} would empty oncegate_records after a crash: ALTER TABLE oncegate_records SET LOGGED",
+            checkup.store
+        ))
+        .into());
     }
     checkup.warnings.extend(lacking.by_some);
     Ok(checkup)
@@ -180,14 +184,13 @@ mod tests {
     use super::*;
 
     fn good() -> Said {
-        let on = || "on".to_owned();
         Said {
             version: 150_013,
             words: "15.13".to_owned(),
             encoding: "UTF8".to_owned(),
-            synchronous_commit: on(),
-            fsync: on(),
-            full_page_writes: on(),
+            synchronous_commit: "on".to_owned(),
+            fsync: "on".to_owned(),
+            full_page_writes: "on".to_owned(),
             has_synchronous_standby: false,
             standby: false,
         }
@@ -244,17 +247,20 @@ mod tests {
         }
     }
 
+    fn said(synchronous_commit: &str, fsync: &str, has_synchronous_standby: bool) -> Said {
+        Said {
+            synchronous_commit: synchronous_commit.to_owned(),
+            fsync: fsync.to_owned(),
+            has_synchronous_standby,
+            ..good()
+        }
+    }
+
     #[test]
     fn the_settings_decide_what_a_completion_survives() {
         let all = Allowed {
             asynchronous_commit: true,
             fsync_off: true,
-        };
-        let said = |synchronous_commit: &str, fsync: &str, has_synchronous_standby| Said {
-            synchronous_commit: synchronous_commit.to_owned(),
-            fsync: fsync.to_owned(),
-            has_synchronous_standby,
-            ..good()
         };
         for (said, survives) in [
             (said("on", "on", true), Survives::Replicated),
@@ -274,16 +280,15 @@ mod tests {
 
     #[test]
     fn what_weakens_the_promise_is_said() {
-        let off = || "off".to_owned();
         let local = Said {
             synchronous_commit: "local".to_owned(),
             has_synchronous_standby: true,
             ..good()
         };
         let whole = Said {
-            synchronous_commit: off(),
-            fsync: off(),
-            full_page_writes: off(),
+            synchronous_commit: "off".to_owned(),
+            fsync: "off".to_owned(),
+            full_page_writes: "off".to_owned(),
             ..good()
         };
         let all = Allowed {

@@ -46,13 +46,11 @@ pub(super) async fn complete(
     transaction: &(impl GenericClient + Sync),
     completing: &Completing,
 ) -> Result<(), BoxError> {
-    let not_executed = |error| errors::not_executed(&error).error;
-    let (limits, key, retention_ms) = (
-        limits(completing),
-        completing.key().as_str(),
-        retention_ms(completing),
-    );
-    let (token, result) = (completing.token(), completing.result().as_ref());
+    let limits = limits(completing);
+    let key = completing.key().as_str();
+    let retention_ms = retention_ms(completing);
+    let token = completing.token();
+    let result = completing.result().as_ref();
     let token = token.as_bytes().as_slice();
     // In this order on the wire, and in one round trip.
     let (limited, completed) = join(
@@ -68,15 +66,20 @@ pub(super) async fn complete(
         ),
     )
     .await;
-    if limited.and(completed).map_err(not_executed)? == 1 {
+    let completed = limited
+        .and(completed)
+        .map_err(|error| errors::not_executed(&error).error)?;
+    if completed == 1 {
         return Ok(());
     }
     let row = transaction
         .query_typed_opt(row::READ_ONE, &[(&key, Type::TEXT)])
         .await
-        .map_err(not_executed)?;
-    let read = |row| Ok::<_, String>((row::now(row)?, row::decode(row)?));
-    Err(why_not(completing, row.as_ref().map(read)))
+        .map_err(|error| errors::not_executed(&error).error)?;
+    let found = row
+        .as_ref()
+        .map(|row| Ok((row::now(row)?, row::decode(row)?)));
+    Err(why_not(completing, found))
 }
 
 /// Sets limits for the rest of the transaction, and a durable commit.
@@ -94,7 +97,8 @@ fn retention_ms(completing: &Completing) -> i64 {
     i64::try_from(completing.retention().as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Why the statement completed nothing, given the record of the key; `None` if there is no row.
+/// Returns why the statement completed nothing, given the record of the key; `None` if there is no
+/// row.
 fn why_not(completing: &Completing, row: Option<Result<(StoreTime, Record), String>>) -> BoxError {
     let (now, record) = match row {
         Some(Ok((now, record))) => (now, Some(record)),
@@ -103,12 +107,12 @@ fn why_not(completing: &Completing, row: Option<Result<(StoreTime, Record), Stri
         }
         None => (StoreTime::default(), None),
     };
-    let interference = |_| {
-        "oncegate_records did not take the row, and the transaction was rolled back: a trigger, rule or policy \
-         on it interferes; remove it"
-            .into()
-    };
-    completing
-        .apply(now, record)
-        .map_or_else(std::convert::identity, interference)
+    match completing.apply(now, record) {
+        Err(why) => why,
+        Ok(_) => {
+            "oncegate_records did not take the row, and the transaction was rolled back: a trigger, rule or policy \
+             on it interferes; remove it"
+                .into()
+        }
+    }
 }

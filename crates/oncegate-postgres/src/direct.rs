@@ -22,12 +22,15 @@ pub(super) async fn execute(
     shared: &Shared,
     commands: &[Command],
 ) -> Result<Vec<Answer>, StoreError> {
-    let is_claim = |command: &Command| matches!(command.operation, Operation::Claim { .. });
+    let has_claims = commands
+        .iter()
+        .any(|command| matches!(command.operation, Operation::Claim { .. }));
     // Claims have their own batches. If both were sent, an error of the second would leave the
     // first unknown.
-    let settled = match commands.iter().any(is_claim) {
-        true => claim_absent(shared, commands).await?,
-        false => complete_own(shared, commands).await?,
+    let settled = if has_claims {
+        claim_absent(shared, commands).await?
+    } else {
+        complete_own(shared, commands).await?
     };
     let (mut replies, in_doubt) = match settled {
         Settled::Replies(replies) => (replies, false),
@@ -40,24 +43,25 @@ pub(super) async fn execute(
         .zip(&replies)
         .filter(|(_, reply)| reply.is_none());
     let left: Vec<Command> = left.map(|(command, _)| command.clone()).collect();
-    let by_the_rules = match left.is_empty() {
-        true => Vec::new(),
-        false => match transaction::execute(shared, &left).await {
+    let by_the_rules = if left.is_empty() {
+        Vec::new()
+    } else {
+        match transaction::execute(shared, &left).await {
             // Commands that were sent before may still be executed.
             Err(error) if in_doubt => return Err(StoreError::unknown(error)),
             Err(error) => left.iter().map(|_| Err(error.clone())).collect(),
             Ok(answers) => answers,
-        },
+        }
     };
     let mut by_the_rules = by_the_rules.into_iter();
-    let mut next = || {
-        by_the_rules
-            .next()
-            .unwrap_or_else(|| Err(StoreError::unknown("no answer")))
-    };
     Ok(replies
         .into_iter()
-        .map(|reply| reply.map_or_else(&mut next, Ok))
+        .map(|reply| match reply {
+            Some(reply) => Ok(reply),
+            None => by_the_rules
+                .next()
+                .unwrap_or_else(|| Err(StoreError::unknown("no answer"))),
+        })
         .collect())
 }
 
@@ -65,7 +69,7 @@ pub(super) async fn execute(
 enum Settled {
     /// A reply for each command that was executed; no other was.
     Replies(Vec<Option<Reply>>),
-    /// It is unknown what was executed.
+    /// The executed commands are unknown.
     InDoubt,
     /// Nothing was executed, because another transaction holds one of the rows.
     Held(StoreError),
@@ -76,8 +80,11 @@ async fn claim_absent(shared: &Shared, commands: &[Command]) -> Result<Settled, 
     let claims = first_of_each_key(commands, |operation| {
         matches!(operation, Operation::Claim { .. })
     });
-    let (mut keys, mut tokens, mut expiries_ms) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut fingerprints, mut fencing_tokens) = (Vec::new(), Vec::new());
+    let mut keys = Vec::new();
+    let mut tokens = Vec::new();
+    let mut expiries_ms = Vec::new();
+    let mut fingerprints = Vec::new();
+    let mut fencing_tokens = Vec::new();
     for First { key, operation, .. } in &claims {
         let Operation::Claim {
             token,
@@ -101,23 +108,25 @@ async fn claim_absent(shared: &Shared, commands: &[Command]) -> Result<Settled, 
         );
         fencing_tokens.push(*fenced);
     }
-    let granted = |fencing_token: Option<i64>| {
-        let fencing_token =
-            fencing_token.map(|fencing_token| FencingToken(fencing_token.unsigned_abs()));
-        let verdict = Verdict::Granted(Grant {
-            attempt: 1,
-            recovery: Recovery::None,
-            fencing_token,
-            reopened: false,
-        });
-        Reply::Verdict {
-            verdict,
-            uncompared: false,
-        }
-    };
     let parameters: [&(dyn ToSql + Sync); 5] =
         [&keys, &tokens, &expiries_ms, &fingerprints, &fencing_tokens];
     send(shared, row::CLAIM_ABSENT, &parameters, &claims, granted).await
+}
+
+/// The reply to a claim of a key without a record.
+fn granted(fencing_token: Option<i64>) -> Reply {
+    let fencing_token =
+        fencing_token.map(|fencing_token| FencingToken(fencing_token.unsigned_abs()));
+    let verdict = Verdict::Granted(Grant {
+        attempt: 1,
+        recovery: Recovery::None,
+        fencing_token,
+        reopened: false,
+    });
+    Reply::Verdict {
+        verdict,
+        uncompared: false,
+    }
 }
 
 /// Completes the claims that their owners hold.
@@ -125,8 +134,10 @@ async fn complete_own(shared: &Shared, commands: &[Command]) -> Result<Settled, 
     let ends = first_of_each_key(commands, |operation| {
         matches!(operation, Operation::Complete { .. })
     });
-    let (mut keys, mut tokens) = (Vec::new(), Vec::new());
-    let (mut results, mut retentions_ms) = (Vec::new(), Vec::new());
+    let mut keys = Vec::new();
+    let mut tokens = Vec::new();
+    let mut results = Vec::new();
+    let mut retentions_ms = Vec::new();
     for First { key, operation, .. } in &ends {
         let Operation::Complete {
             token,

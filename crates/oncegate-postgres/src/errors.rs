@@ -57,7 +57,7 @@ use Class::{Passing, Refused, Unavailable};
 const POOLED: &str = "a pooler gives statements to sessions that did not prepare them: set max_prepared_statements of PgBouncer \
                       above zero (1.21 or later), or pool_mode = session";
 
-/// What a SQLSTATE means, by its prefix; the first line that matches counts.
+/// The meanings of SQLSTATEs, by their prefixes; the first line that matches counts.
 #[rustfmt::skip]
 const MEANINGS: &[(&str, Class, &str)] = &[
     ("40001", Passing, "the transaction crossed another one"),
@@ -143,7 +143,7 @@ pub(super) fn in_doubt(error: &Error) -> Trouble {
     }
 }
 
-/// Whether an error with this SQLSTATE is no fault of the statement that got it.
+/// Returns the excuse of a statement for an error with this SQLSTATE; `None` if it is its fault.
 pub(super) fn excuse(state: &str) -> Option<Excuse> {
     match state {
         "40001" | "40P01" => Some(Excuse::Conflict),
@@ -162,8 +162,8 @@ pub(super) fn unconfirmed(error: &Error) -> Trouble {
     .into()
 }
 
-/// Whether the server has reported the failure of a statement that commits by itself. A session
-/// that continues has rolled it back; one that ends may have committed before.
+/// Returns whether the server has reported the failure of a statement that commits by itself. A
+/// session that continues has rolled it back; one that ends may have committed before.
 pub(super) fn is_rolled_back(error: &Error) -> bool {
     error
         .as_db_error()
@@ -189,8 +189,8 @@ fn meaning(state: &str) -> (Class, &'static str) {
     )
 }
 
-/// Whether a SQLSTATE means that the session ends, so that the outcome of its last statement is
-/// unknown.
+/// Returns whether a SQLSTATE means that the session ends, so that the outcome of its last statement
+/// is unknown.
 pub(super) fn is_about_the_session(state: &str) -> bool {
     ["57P", "08", "25P03", "58", "XX"]
         .iter()
@@ -205,6 +205,7 @@ fn without_an_answer(error: &Error) -> Trouble {
             ..lost
         };
     }
+    // The reason is somewhere in the chain of causes; the outer errors say only that it failed.
     let mut cause = error.source();
     while let Some(source) = cause {
         if let Some(io) = source.downcast_ref::<std::io::Error>() {
@@ -233,9 +234,10 @@ fn without_an_answer(error: &Error) -> Trouble {
     }
     if text.starts_with("error performing TLS") {
         let why = error.source().map(ToString::to_string).unwrap_or_default();
-        let words = match why.contains("hostname") {
-            true => "TLS needs the server's name: give host in the URL beside hostaddr",
-            false => "the server has no TLS: set sslmode=disable in the URL, or enable it there",
+        let words = if why.contains("hostname") {
+            "TLS needs the server's name: give host in the URL beside hostaddr"
+        } else {
+            "the server has no TLS: set sslmode=disable in the URL, or enable it there"
         };
         return StoreError::refused(words).into();
     }

@@ -12,7 +12,7 @@ use tokio_postgres::Row;
 use super::errors::{self, Trouble};
 use oncegate_runtime::journal::JournalEntry;
 
-/// How to create the journal, for the error when it is missing.
+/// Advice to create the journal, for the error when it is missing.
 pub(super) const REMEDY: &str = "run `oncegate migrate --journal`, or call PostgresStore::create_schema() of a store that is \
      `journaled()`, as a role with DDL rights";
 
@@ -95,7 +95,7 @@ CREATE OR REPLACE TRIGGER oncegate_journal_delete AFTER DELETE ON oncegate_recor
     )
 }
 
-/// Whether the journal exists, and whether this role may read it.
+/// Asks whether the journal exists, and whether this role may read it.
 const STATE: &str = "\
 SELECT count(*) = 3 AS made, coalesce(has_table_privilege(to_regclass('oncegate_journal'), 'SELECT'), false) AS readable \
 FROM pg_trigger WHERE tgrelid = to_regclass('oncegate_records') AND tgenabled IN ('O', 'A') \
@@ -105,7 +105,7 @@ const READ: &str = "\
 SELECT at_ms, event, attempt, fencing_token, run, worker, reason FROM oncegate_journal \
 WHERE key = $1 ORDER BY id DESC LIMIT $2";
 
-/// Whether the journal exists.
+/// Returns whether the journal exists.
 pub(super) async fn is_made(client: &Object) -> Result<bool, Trouble> {
     Ok(state(client).await?.get("made"))
 }

@@ -200,11 +200,13 @@ impl PostgresStore {
     /// release.
     pub async fn create_schema(&self) -> Result<(), StoreError> {
         let journaled = self.inner.journaled;
-        let create = move |client: Object| async move {
-            let created = schema::create(&client, journaled).await;
-            (client, created)
-        };
-        self.inner.link.run_for(schema::LIMIT, create).await
+        self.inner
+            .link
+            .run_for(schema::LIMIT, move |client| async move {
+                let created = schema::create(&client, journaled).await;
+                (client, created)
+            })
+            .await
     }
 
     /// Returns what [`create_schema`](Self::create_schema) would do, without doing it.
@@ -213,11 +215,13 @@ impl PostgresStore {
     /// [`StoreError::Refused`] when the tables have the format of a later release.
     pub async fn schema_change(&self) -> Result<SchemaChange, StoreError> {
         let journaled = self.inner.journaled;
-        let read = move |client: Object| async move {
-            let change = schema::change(&client, journaled).await;
-            (client, change)
-        };
-        self.inner.link.run(read).await
+        self.inner
+            .link
+            .run(move |client| async move {
+                let change = schema::change(&client, journaled).await;
+                (client, change)
+            })
+            .await
     }
 
     /// Returns the last journal entries of `key`, at most `most` of them, the oldest first.
@@ -235,11 +239,13 @@ impl PostgresStore {
         most: u32,
     ) -> Result<Vec<JournalEntry>, StoreError> {
         let key = key.clone();
-        let read = move |client: Object| async move {
-            let entries = journal::read(&client, &key, most).await;
-            (client, entries)
-        };
-        self.inner.link.run(read).await
+        self.inner
+            .link
+            .run(move |client| async move {
+                let entries = journal::read(&client, &key, most).await;
+                (client, entries)
+            })
+            .await
     }
 
     /// Removes the rows of expired records now, at full speed, and returns how many.
@@ -296,22 +302,28 @@ impl Store for PostgresStore {
         expected: Option<&str>,
         proposed: &str,
     ) -> Result<String, StoreError> {
-        let (scope, proposed) = (scope.as_str().to_owned(), proposed.to_owned());
+        let scope = scope.as_str().to_owned();
+        let proposed = proposed.to_owned();
         let expected = expected.map(str::to_owned);
-        let describe = move |client: Object| async move {
-            let described = keep_descriptor(&client, &scope, expected.as_deref(), &proposed).await;
-            (client, described)
-        };
-        self.inner.link.run(describe).await
+        self.inner
+            .link
+            .run(move |client| async move {
+                let described =
+                    keep_descriptor(&client, &scope, expected.as_deref(), &proposed).await;
+                (client, described)
+            })
+            .await
     }
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
         let scope = scope.as_str().to_owned();
-        let read = move |client: Object| async move {
-            let held = held_descriptor(&client, &scope).await;
-            (client, held)
-        };
-        self.inner.link.run(read).await
+        self.inner
+            .link
+            .run(move |client| async move {
+                let held = held_descriptor(&client, &scope).await;
+                (client, held)
+            })
+            .await
     }
 
     fn upkeep(&self) -> Upkeep {
@@ -329,12 +341,14 @@ impl Store for PostgresStore {
             journaled,
             ..
         } = &*self.inner;
-        let (reached, allowed, journaled) = (reached.clone(), *allowed, *journaled);
-        let check = move |client: Object| async move {
+        let reached = reached.clone();
+        let allowed = *allowed;
+        let journaled = *journaled;
+        link.run(move |client| async move {
             let checkup = checkup::ask(&client, &reached, allowed, journaled).await;
             (client, checkup)
-        };
-        link.run(check).await
+        })
+        .await
     }
 }
 
@@ -354,18 +368,21 @@ impl Inner {
             ask(self.link.joiner(Lane::Ends), ends),
         );
         let (claims, heartbeats, ends) = asked.await;
-        let (mut claims, mut heartbeats, mut ends) =
-            (claims.into_iter(), heartbeats.into_iter(), ends.into_iter());
-        let answer = |lane| {
-            let lane = match lane {
-                Lane::Claims => &mut claims,
-                Lane::Heartbeats => &mut heartbeats,
-                Lane::Ends => &mut ends,
-            };
-            lane.next()
-                .unwrap_or_else(|| Err(StoreError::unknown("no answer")))
-        };
-        lanes.into_iter().map(answer).collect()
+        let mut claims = claims.into_iter();
+        let mut heartbeats = heartbeats.into_iter();
+        let mut ends = ends.into_iter();
+        lanes
+            .into_iter()
+            .map(|lane| {
+                let lane = match lane {
+                    Lane::Claims => &mut claims,
+                    Lane::Heartbeats => &mut heartbeats,
+                    Lane::Ends => &mut ends,
+                };
+                lane.next()
+                    .unwrap_or_else(|| Err(StoreError::unknown("no answer")))
+            })
+            .collect()
     }
 }
 

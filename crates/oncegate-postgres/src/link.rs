@@ -4,6 +4,8 @@
 //! deadpool-postgres opens and holds the connections, and replaces broken ones. A connection is
 //! checked out per batch, never per call.
 
+mod session;
+
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -20,6 +22,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, SimpleQueryMessage, Statement};
 use tokio_util::sync::CancellationToken;
 
+use self::session::{SESSION_MARK, session_mark, settings};
 use super::direct;
 use super::errors::{self, Trouble};
 use super::notices::Notices;
@@ -28,6 +31,8 @@ use super::reconnect::Reconnect;
 use super::row;
 use super::transaction::{self, Answer, ReadAnswer, within};
 use oncegate_store_toolkit::batch::{self, Batch, Carrier, Item, Joiner};
+
+pub(super) use self::session::{Sessions, limit_ms, session_options};
 
 /// The number of batches of claims in flight, and of batches of their ends. While one waits for the
 /// disk, or for a locked row, the next batch is collected and sent.
@@ -44,23 +49,6 @@ const UNDIVIDED_ITEMS: usize = 128;
 /// The most calls of `purge` that may wait for their turn.
 const MAX_WAITING_PURGES: usize = 16;
 
-/// Settings with which every statement looks its keys up in the index, one after another in the
-/// given order.
-///
-/// Otherwise a prepared statement that was planned while the table was small would always read the
-/// whole table, and with another order two batches could deadlock.
-const PLAN: [(&str, &str); 3] = [
-    ("enable_seqscan", "off"),
-    ("enable_hashjoin", "off"),
-    ("enable_mergejoin", "off"),
-];
-
-/// A custom setting, which shows that a session was opened with our settings.
-const SESSION_MARK: &str = "oncegate.response_timeout_ms";
-
-/// The longest time limit that the server accepts, in milliseconds.
-const LONGEST_LIMIT_MS: u128 = i32::MAX as u128;
-
 /// State shared by the tasks on the thread.
 pub(super) struct Shared {
     pub(super) pool: Pool,
@@ -74,56 +62,6 @@ pub(super) struct Shared {
     reconnect: Reconnect,
 }
 
-/// Where our limits are set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sessions {
-    /// Each session has them from its beginning, so that a statement may stand alone.
-    Ours,
-    /// Each transaction sets them, so they are valid on any connection, also behind a pooler, which
-    /// shares sessions.
-    Unconfigured,
-}
-
-/// The settings of our transactions, by the server's names.
-fn settings(response_timeout: Duration) -> Vec<(&'static str, String)> {
-    let limit_ms = limit_ms(response_timeout);
-    let limits = [
-        ("lock_timeout", (limit_ms / 2).to_string()),
-        ("statement_timeout", limit_ms.to_string()),
-        ("idle_in_transaction_session_timeout", limit_ms.to_string()),
-    ];
-    limits
-        .into_iter()
-        .chain(PLAN.map(|(name, value)| (name, value.to_owned())))
-        .collect()
-}
-
-pub(super) fn limit_ms(response_timeout: Duration) -> u128 {
-    response_timeout.as_millis().clamp(2, LONGEST_LIMIT_MS)
-}
-
-/// The `options` of a connection that give its session our settings.
-pub(super) fn session_options(response_timeout: Duration) -> String {
-    let further = [
-        (
-            "default_transaction_isolation",
-            r"read\ committed".to_owned(),
-        ),
-        // Where it is on, `row::MARK` marks nothing.
-        ("default_transaction_deferrable", "off".to_owned()),
-        (SESSION_MARK, session_mark(response_timeout)),
-    ];
-    let settings = settings(response_timeout).into_iter().chain(further);
-    settings
-        .map(|(name, value)| format!(" -c {name}={value}"))
-        .collect()
-}
-
-/// The value of [`SESSION_MARK`] in a session with our settings.
-fn session_mark(response_timeout: Duration) -> String {
-    limit_ms(response_timeout).to_string()
-}
-
 impl Shared {
     pub(super) fn new(
         pool: Pool,
@@ -133,8 +71,9 @@ impl Shared {
     ) -> Self {
         let mut begin = format!("BEGIN ISOLATION LEVEL READ COMMITTED, {}", row::MARK);
         if sessions == Sessions::Unconfigured {
-            let set = |(name, value)| format!("; SET LOCAL {name} = {value}");
-            begin.extend(settings(response_timeout).into_iter().map(set));
+            for (name, value) in settings(response_timeout) {
+                begin += &format!("; SET LOCAL {name} = {value}");
+            }
         }
         Self {
             pool,
@@ -198,12 +137,13 @@ impl Shared {
     ) -> Result<Vec<Row>, Trouble> {
         let query = client.query(statement, parameters);
         if self.sessions == Sessions::Ours {
-            return query
-                .await
-                .map_err(|error| match errors::is_rolled_back(&error) {
-                    true => errors::not_executed(&error),
-                    false => lost(&error),
-                });
+            return query.await.map_err(|error| {
+                if errors::is_rolled_back(&error) {
+                    errors::not_executed(&error)
+                } else {
+                    lost(&error)
+                }
+            });
         }
         // In this order on the wire.
         let sent = join3(
@@ -290,46 +230,41 @@ impl Link {
         let (heartbeats, heartbeat_carrier) = batch::channel();
         let (reads, read_carrier) = batch::channel();
         let (purges, asked_purges) = mpsc::channel(MAX_WAITING_PURGES);
-        let no_thread = |error| StoreError::unavailable(format!("no thread: {error}"));
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();
-        let runtime: Runtime = runtime.map_err(no_thread)?;
-        let (handle, stop) = (runtime.handle().clone(), CancellationToken::new());
-        let (stopped, driven) = (stop.clone(), Arc::clone(&shared));
-        let drive = move || {
-            let lanes = async {
-                tokio::join!(
-                    carry(claim_carrier, BATCHES_IN_FLIGHT, |batch| execute(
-                        Arc::clone(&driven),
-                        batch
-                    )),
-                    carry(end_carrier, BATCHES_IN_FLIGHT, |batch| execute(
-                        Arc::clone(&driven),
-                        batch
-                    )),
-                    carry(heartbeat_carrier, 1, |batch| execute(
-                        Arc::clone(&driven),
-                        batch
-                    )),
-                    carry(read_carrier, 1, |batch| read(Arc::clone(&driven), batch)),
-                    purge_when_asked(&driven, &purge, asked_purges),
-                    purge.walk_in_the_background(&driven),
-                )
-            };
-            runtime.block_on(async {
-                tokio::select! {
-                    () = stopped.cancelled() => {}
-                    _ = lanes => {}
-                }
-            });
-            // Does not wait for a name that is still being resolved.
-            runtime.shutdown_background();
-        };
+        let runtime: Runtime = runtime.map_err(|error| no_thread(&error))?;
+        let handle = runtime.handle().clone();
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let driven = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("oncegate-postgres".to_owned())
-            .spawn(drive);
-        let thread = Some(thread.map_err(no_thread)?);
+            .spawn(move || {
+                let lanes = async {
+                    tokio::join!(
+                        carry(claim_carrier, BATCHES_IN_FLIGHT, |batch| execute(
+                            &driven, batch
+                        )),
+                        carry(end_carrier, BATCHES_IN_FLIGHT, |batch| execute(
+                            &driven, batch
+                        )),
+                        carry(heartbeat_carrier, 1, |batch| execute(&driven, batch)),
+                        carry(read_carrier, 1, |batch| read(&driven, batch)),
+                        purge_when_asked(&driven, &purge, asked_purges),
+                        purge.walk_in_the_background(&driven),
+                    )
+                };
+                runtime.block_on(async {
+                    tokio::select! {
+                        () = stopped.cancelled() => {}
+                        _ = lanes => {}
+                    }
+                });
+                // Does not wait for a name that is still being resolved.
+                runtime.shutdown_background();
+            });
+        let thread = Some(thread.map_err(|error| no_thread(&error))?);
         Ok(Self {
             claims,
             ends,
@@ -346,24 +281,28 @@ impl Link {
     /// Purges the table once, at full speed, and returns how many rows it has removed.
     pub(super) async fn purge(&self) -> Result<u64, StoreError> {
         let (caller, answer) = oneshot::channel();
-        let ended = || StoreError::unavailable("the store's thread ended");
-        self.purges.send(caller).await.map_err(|_| ended())?;
-        answer.await.unwrap_or_else(|_| Err(ended()))
+        if self.purges.send(caller).await.is_err() {
+            return Err(StoreError::unavailable("the store's thread ended"));
+        }
+        answer
+            .await
+            .unwrap_or_else(|_| Err(StoreError::unavailable("the store's thread ended")))
     }
 
-    /// Whether the sessions have the settings of [`session_options`]. A pooler may have dropped
-    /// them.
+    /// Returns whether the sessions have the settings of [`session_options`]. A pooler may have
+    /// dropped them.
     ///
     /// # Errors
     /// When no session can be opened.
     pub(super) async fn has_settings(&self) -> Result<bool, StoreError> {
         let mark = session_mark(self.shared.response_timeout);
         self.run(move |client| async move {
-            let answer = client.simple_query(&format!("SELECT current_setting('{SESSION_MARK}', true)")).await;
-            let is_ours = |message: &SimpleQueryMessage| {
-                matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some(&mark))
-            };
-            let answer = answer.map(|messages| messages.iter().any(is_ours));
+            let ask = format!("SELECT current_setting('{SESSION_MARK}', true)");
+            let answer = client.simple_query(&ask).await.map(|messages| {
+                messages.iter().any(|message| {
+                    matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some(&mark))
+                })
+            });
             (client, answer.map_err(|error| errors::not_executed(&error)))
         })
         .await
@@ -377,21 +316,7 @@ impl Link {
     pub(super) async fn keeps_statements(&self) -> Result<(), StoreError> {
         let shared = Arc::clone(&self.shared);
         self.run(move |client| async move {
-            let tried = async {
-                let failed = |error: tokio_postgres::Error| errors::not_executed(&error);
-                let statement = client.prepare("SELECT 1").await.map_err(failed)?;
-                // While its transaction is open, this one holds the session that was used last.
-                let other = shared.client().await?;
-                other.batch_execute("BEGIN").await.map_err(failed)?;
-                let executed = client
-                    .query_one(&statement, &[])
-                    .await
-                    .map(drop)
-                    .map_err(failed);
-                let ended = other.batch_execute("ROLLBACK").await.map_err(failed);
-                shared.settle(other, executed.and(ended))
-            };
-            let tried = tried.await;
+            let tried = try_statement(&shared, &client).await;
             (client, tried)
         })
         .await
@@ -445,6 +370,30 @@ impl Drop for Link {
     }
 }
 
+fn no_thread(error: &std::io::Error) -> StoreError {
+    StoreError::unavailable(format!("no thread: {error}"))
+}
+
+/// Prepares a statement, and executes it while another connection holds the session that was used
+/// last.
+async fn try_statement(shared: &Shared, client: &Object) -> Result<(), Trouble> {
+    let statement = client
+        .prepare("SELECT 1")
+        .await
+        .map_err(|error| errors::not_executed(&error))?;
+    let other = shared.client().await?;
+    other
+        .batch_execute("BEGIN")
+        .await
+        .map_err(|error| errors::not_executed(&error))?;
+    let executed = client.query_one(&statement, &[]).await;
+    let ended = other.batch_execute("ROLLBACK").await;
+    let outcome = executed
+        .and(ended)
+        .map_err(|error| errors::not_executed(&error));
+    shared.settle(other, outcome)
+}
+
 /// Executes the batches, at most `in_flight` at once, until every caller is gone.
 async fn carry<T: Item, A, F>(
     mut carrier: Carrier<T, A>,
@@ -478,17 +427,17 @@ async fn purge_when_asked(
     }
 }
 
-async fn execute(shared: Arc<Shared>, mut batch: Batch<Command, Answer>) {
+async fn execute(shared: &Shared, mut batch: Batch<Command, Answer>) {
     let commands = batch.take_items();
-    match direct::execute(&shared, &commands).await {
+    match direct::execute(shared, &commands).await {
         Ok(answers) => batch.answer(answers),
         Err(error) => batch.answer_all(&Err(error)),
     }
 }
 
-async fn read(shared: Arc<Shared>, mut batch: Batch<StoreKey, ReadAnswer>) {
+async fn read(shared: &Shared, mut batch: Batch<StoreKey, ReadAnswer>) {
     let keys = batch.take_items();
-    match transaction::read_records(&shared, &keys).await {
+    match transaction::read_records(shared, &keys).await {
         Ok(answers) => batch.answer(answers),
         Err(error) => batch.answer_all(&Err(error)),
     }

@@ -75,12 +75,13 @@ impl Notices {
 
 impl Connect for Notices {
     fn connect(&self, config: &Config) -> BoxFuture<'_, Result<(Client, JoinHandle<()>), Error>> {
-        let (mut config, notices) = (config.clone(), self.clone());
+        let mut config = config.clone();
+        let notices = self.clone();
         if let Some(password) = &self.password {
             match password.read() {
                 Ok(password) => drop(config.password(password)),
                 Err(error) => {
-                    warn!(%error, "connecting with the password that the file had at first")
+                    warn!(%error, "connecting with the password that the file had at first");
                 }
             }
         }

@@ -11,17 +11,18 @@ use oncegate_core::store::StoreError;
 use oncegate_outbox::{
     HeldBack, OutboxBacklog, OutboxMessage, OutboxStatus, OutboxStore, ReadLimits, UnsentMessage,
 };
-use oncegate_runtime::failure::BoxError;
-use oncegate_runtime::message::Header;
-use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{GenericClient, Row};
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
 use super::errors::{self, Trouble};
 use super::schema::REMEDY;
-use super::{PostgresStore, PostgresTransaction, schema};
+use super::{PostgresStore, schema};
 
 #[cfg(feature = "sqlx")]
 mod sqlx;
+mod write;
+
+pub use self::write::{OutboxRow, OutboxTransaction};
 
 /// The tables. The statements can be repeated.
 ///
@@ -50,11 +51,6 @@ CREATE TABLE IF NOT EXISTS oncegate_outbox_leaders (
     lease_ms    bigint NOT NULL                    -- of the relay
 );
 ";
-
-/// Writes a message. An identity column needs no right on its sequence.
-const INSERT: &str = "\
-INSERT INTO oncegate_outbox (outbox, id, topic, key, payload, header_names, header_values) \
-VALUES ($1, $2, $3, $4, $5, $6, $7)";
 
 /// The clock is read in the comparison: a relay that waited for the row compares again.
 ///
@@ -96,7 +92,7 @@ DELETE FROM oncegate_outbox WHERE sequence IN (SELECT sequence FROM oncegate_out
 AND sent_at_ms <= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - $2 \
 ORDER BY sent_at_ms LIMIT $3 FOR UPDATE SKIP LOCKED)";
 
-/// Both read the index of what is not sent, and the first one no more than `$2` rows of it.
+/// Reads the index of what is not sent; the number of messages needs no more than `$2` rows of it.
 const BACKLOG: &str = "\
 SELECT (SELECT count(*) FROM (SELECT FROM oncegate_outbox WHERE outbox = $1 AND sent_at_ms IS NULL LIMIT $2) AS unsent) \
 AS messages, (SELECT greatest(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - written_at_ms, 0) \
@@ -141,7 +137,7 @@ impl PostgresOutbox {
     /// publishes nothing.
     ///
     /// `transaction` is one of tokio-postgres, deadpool-postgres, or sqlx (feature `sqlx`), or the
-    /// [`PostgresTransaction`] of a transactional handler. The message goes into the database of
+    /// [`PostgresTransaction`](crate::PostgresTransaction) of a transactional handler. The message goes into the database of
     /// the transaction, which must be the one that the relay reads.
     ///
     /// ```no_run
@@ -186,85 +182,6 @@ impl PostgresOutbox {
     }
 }
 
-/// A message to be inserted.
-#[derive(Clone, Copy, Debug)]
-pub struct OutboxRow<'m> {
-    outbox: &'m str,
-    message: &'m OutboxMessage,
-}
-
-impl OutboxRow<'_> {
-    fn header_names(&self) -> Vec<&str> {
-        self.message
-            .own_headers()
-            .iter()
-            .map(|header| &*header.name)
-            .collect()
-    }
-
-    fn header_values(&self) -> Vec<Option<&[u8]>> {
-        self.message
-            .own_headers()
-            .iter()
-            .map(|header| header.value.as_deref())
-            .collect()
-    }
-}
-
-/// A transaction that messages can be written in. Implemented for the transactions of
-/// tokio-postgres and deadpool-postgres, for [`PostgresTransaction`], and for sqlx's transactions
-/// and connections on PostgreSQL.
-pub trait OutboxTransaction: Send {
-    /// Inserts the row.
-    ///
-    /// # Errors
-    /// The client's own error.
-    fn insert(&mut self, row: &OutboxRow<'_>) -> impl Future<Output = Result<(), BoxError>> + Send;
-}
-
-impl OutboxTransaction for tokio_postgres::Transaction<'_> {
-    async fn insert(&mut self, row: &OutboxRow<'_>) -> Result<(), BoxError> {
-        insert(self, row).await
-    }
-}
-
-impl OutboxTransaction for deadpool_postgres::Transaction<'_> {
-    async fn insert(&mut self, row: &OutboxRow<'_>) -> Result<(), BoxError> {
-        let transaction: &tokio_postgres::Transaction<'_> = self;
-        insert(transaction, row).await
-    }
-}
-
-impl OutboxTransaction for PostgresTransaction {
-    async fn insert(&mut self, row: &OutboxRow<'_>) -> Result<(), BoxError> {
-        let client: &tokio_postgres::Client = self;
-        insert(client, row).await
-    }
-}
-
-/// The statement is not prepared: that would cost a round trip, and does not work behind every
-/// pooler.
-async fn insert(client: &(impl GenericClient + Sync), row: &OutboxRow<'_>) -> Result<(), BoxError> {
-    let OutboxRow { outbox, message } = row;
-    let (id, topic) = (message.message_id(), message.topic());
-    let (key, payload) = (
-        message.key_bytes().map(|key| &**key),
-        message.payload().map(|payload| &**payload),
-    );
-    let (names, values) = (row.header_names(), row.header_values());
-    let parameters: [(&(dyn ToSql + Sync), Type); 7] = [
-        (outbox, Type::TEXT),
-        (&id, Type::TEXT),
-        (&topic, Type::TEXT),
-        (&key, Type::BYTEA),
-        (&payload, Type::BYTEA),
-        (&names, Type::TEXT_ARRAY),
-        (&values, Type::BYTEA_ARRAY),
-    ];
-    client.execute_typed(INSERT, &parameters).await?;
-    Ok(())
-}
-
 impl PostgresOutbox {
     /// Runs `work` on the store's thread, with the name of the outbox.
     async fn run<T, F>(
@@ -276,11 +193,14 @@ impl PostgresOutbox {
         F: Future<Output = (Object, Result<T, tokio_postgres::Error>)> + Send,
     {
         let name = self.name.clone();
-        let work = move |client: Object| async move {
-            let (client, worked) = work(client, name).await;
-            (client, worked.map_err(|error| errors::not_executed(&error)))
-        };
-        self.store.inner.link.run(work).await
+        self.store
+            .inner
+            .link
+            .run(move |client| async move {
+                let (client, worked) = work(client, name).await;
+                (client, worked.map_err(|error| errors::not_executed(&error)))
+            })
+            .await
     }
 }
 
@@ -291,25 +211,29 @@ impl OutboxStore for PostgresOutbox {
     }
 
     async fn check(&self) -> Result<(), StoreError> {
-        let check = |client: Object| async move {
-            let checked = check(&client).await;
-            (client, checked)
-        };
-        self.store.inner.link.run(check).await
+        self.store
+            .inner
+            .link
+            .run(|client| async move {
+                let checked = check(&client).await;
+                (client, checked)
+            })
+            .await
     }
 
     async fn lead(&self, relay: Token, lease: Duration) -> Result<bool, StoreError> {
-        let lead = move |client: Object, name: Scope| async move {
-            let (name, relay, lease_ms) =
-                (name.as_str(), relay.as_bytes().as_slice(), millis(lease));
+        self.run(move |client, name| async move {
+            let name = name.as_str();
+            let relay = relay.as_bytes().as_slice();
+            let lease_ms = millis(lease);
             let led = lead(&client, &[&name, &relay, &lease_ms]).await;
             (client, led)
-        };
-        self.run(lead).await
+        })
+        .await
     }
 
     async fn resign(&self, relay: Token) -> Result<(), StoreError> {
-        let resign = move |client: Object, name: Scope| async move {
+        self.run(move |client, name| async move {
             let resigned = execute(
                 &client,
                 RESIGN,
@@ -317,8 +241,8 @@ impl OutboxStore for PostgresOutbox {
             )
             .await;
             (client, resigned.map(drop))
-        };
-        self.run(resign).await
+        })
+        .await
     }
 
     async fn read(
@@ -327,11 +251,12 @@ impl OutboxStore for PostgresOutbox {
         most: ReadLimits,
     ) -> Result<Vec<UnsentMessage>, StoreError> {
         let held_back = held_back.clone();
-        let read = move |client: Object, name: Scope| async move {
-            let rows = read(&client, &name, &held_back, most).await;
-            (client, rows)
-        };
-        let rows = self.run(read).await?;
+        let rows = self
+            .run(move |client, name| async move {
+                let rows = read(&client, &name, &held_back, most).await;
+                (client, rows)
+            })
+            .await?;
         rows.iter()
             .map(unsent)
             .collect::<Result<_, _>>()
@@ -343,15 +268,15 @@ impl OutboxStore for PostgresOutbox {
     }
 
     async fn mark_sent(&self, sequences: Vec<i64>) -> Result<(), StoreError> {
-        let mark = move |client: Object, _: Scope| async move {
+        self.run(move |client, _| async move {
             let marked = execute(&client, MARK, &[&sequences]).await;
             (client, marked.map(drop))
-        };
-        self.run(mark).await
+        })
+        .await
     }
 
     async fn purge(&self, retention: Duration, most: u32) -> Result<u64, StoreError> {
-        let purge = move |client: Object, name: Scope| async move {
+        self.run(move |client, name| async move {
             let purged = execute(
                 &client,
                 PURGE,
@@ -359,16 +284,17 @@ impl OutboxStore for PostgresOutbox {
             )
             .await;
             (client, purged)
-        };
-        self.run(purge).await
+        })
+        .await
     }
 
     async fn backlog(&self, most: u32) -> Result<OutboxBacklog, StoreError> {
-        let backlog = move |client: Object, name: Scope| async move {
-            let row = query_backlog(&client, name.as_str(), most).await;
-            (client, row)
-        };
-        let row = self.run(backlog).await?;
+        let row = self
+            .run(move |client, name| async move {
+                let row = query_backlog(&client, name.as_str(), most).await;
+                (client, row)
+            })
+            .await?;
         let oldest_ms: Option<i64> = row.get("oldest_ms");
         Ok(OutboxBacklog {
             messages: row.get::<_, i64>("messages").unsigned_abs(),
@@ -377,17 +303,17 @@ impl OutboxStore for PostgresOutbox {
     }
 
     async fn status(&self) -> Result<OutboxStatus, StoreError> {
-        let status = |client: Object, name: Scope| async move {
-            let row = client.query_one(STATUS, &[&name.as_str()]).await;
-            (client, row)
-        };
-        let row = self.run(status).await?;
-        let count = |column| row.get::<_, i64>(column).unsigned_abs();
+        let row = self
+            .run(|client, name| async move {
+                let row = client.query_one(STATUS, &[&name.as_str()]).await;
+                (client, row)
+            })
+            .await?;
         let oldest_ms: Option<i64> = row.get("oldest_ms");
         Ok(OutboxStatus {
-            unsent: count("unsent"),
+            unsent: row.get::<_, i64>("unsent").unsigned_abs(),
             oldest_unsent: oldest_ms.map(|ms| Duration::from_millis(ms.unsigned_abs())),
-            sent: count("sent"),
+            sent: row.get::<_, i64>("sent").unsigned_abs(),
             led: row.get("led"),
         })
     }
@@ -410,7 +336,7 @@ async fn execute(
     client.execute(&statement, parameters).await
 }
 
-/// Whether the relay leads now.
+/// Tries to lead. Returns whether the relay leads now.
 async fn lead(
     client: &Object,
     parameters: &[&(dyn ToSql + Sync)],
@@ -459,21 +385,19 @@ async fn read(
 
 /// The message of a row of [`READ`].
 fn unsent(row: &Row) -> Result<UnsentMessage, tokio_postgres::Error> {
-    let bytes = |value: Option<&[u8]>| value.map(Bytes::copy_from_slice);
-    let (topic, id): (String, String) = (row.try_get("topic")?, row.try_get("id")?);
+    let topic: String = row.try_get("topic")?;
+    let id: String = row.try_get("id")?;
     let names: Vec<&str> = row.try_get("header_names")?;
     let values: Vec<Option<&[u8]>> = row.try_get("header_values")?;
-    let header = |(name, value): (&str, Option<&[u8]>)| Header {
+    let headers = names.into_iter().zip(values).map(|(name, value)| Header {
         name: name.into(),
         value: bytes(value),
-    };
+    });
     let message = match bytes(row.try_get("payload")?) {
         Some(payload) => OutboxMessage::new(topic, payload),
         None => OutboxMessage::tombstone(topic),
     };
-    let message = message
-        .id(id)
-        .headers(names.into_iter().zip(values).map(header).collect());
+    let message = message.id(id).headers(headers.collect());
     let message = match bytes(row.try_get("key")?) {
         Some(key) => message.key(key),
         None => message,
@@ -484,6 +408,10 @@ fn unsent(row: &Row) -> Result<UnsentMessage, tokio_postgres::Error> {
         message,
         age,
     })
+}
+
+fn bytes(value: Option<&[u8]>) -> Option<Bytes> {
+    value.map(Bytes::copy_from_slice)
 }
 
 fn millis(time: Duration) -> i64 {

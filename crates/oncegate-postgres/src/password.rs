@@ -23,22 +23,22 @@ impl PasswordFile {
     /// # Errors
     /// When it cannot be read.
     pub(super) fn read(&self) -> Result<String, StoreError> {
-        let refuse = |why: &dyn fmt::Display| {
-            StoreError::refused(format!(
-                "the password cannot be read from {}: {why}",
-                self.0.display()
-            ))
-        };
-        let text = std::fs::read_to_string(&self.0).map_err(|error| refuse(&error))?;
+        let text = std::fs::read_to_string(&self.0).map_err(|error| self.unreadable(&error))?;
         if text.len() > MAX_BYTES {
-            return Err(refuse(&format_args!(
-                "{} bytes are too many for a password",
-                text.len()
-            )));
+            let bytes = text.len();
+            let why = format_args!("{bytes} bytes are too many for a password");
+            return Err(self.unreadable(&why));
         }
         Ok(text
             .strip_suffix('\n')
             .map_or(text.as_str(), |text| text.trim_end_matches('\r'))
             .to_owned())
+    }
+
+    fn unreadable(&self, why: &dyn fmt::Display) -> StoreError {
+        StoreError::refused(format!(
+            "the password cannot be read from {}: {why}",
+            self.0.display()
+        ))
     }
 }

@@ -143,9 +143,9 @@ impl Purge {
             let taken = client.query_opt(TAKE_TURN, &[&interval_ms]).await;
             taken.map_err(|error| errors::not_executed(&error))
         });
-        let since_last =
-            |row: Row| Duration::from_millis(row.get::<_, i64>("since_last_ms").unsigned_abs());
-        Ok(taken.await?.map(since_last))
+        let taken = taken.await?;
+        Ok(taken
+            .map(|row| Duration::from_millis(row.get::<_, i64>("since_last_ms").unsigned_abs())))
     }
 
     /// Purges the table once, at full speed without a `pace`. Returns what it read, and how many
@@ -161,7 +161,9 @@ impl Purge {
             step_pages,
             partitioned,
         } = table(shared).await?;
-        let (mut walk, mut removed, mut left) = (Work::default(), 0, None);
+        let mut walk = Work::default();
+        let mut removed = 0;
+        let mut left = None;
         let mut page = 0;
         while page < pages {
             let started = Instant::now();
@@ -208,11 +210,10 @@ impl Purge {
                 .map_err(|error| errors::not_executed(&error))
         });
         let look = look.await?;
-        let count = |name| look.get::<_, i64>(name).unsigned_abs();
         let work = Work {
             took: Duration::ZERO,
-            met: count("met"),
-            expired: count("expired"),
+            met: look.get::<_, i64>("met").unsigned_abs(),
+            expired: look.get::<_, i64>("expired").unsigned_abs(),
         };
         if work.expired == 0 {
             return Ok(Step {
@@ -225,14 +226,12 @@ impl Purge {
             .get::<_, Option<i64>>("age_ms")
             .map(|ms| Duration::from_millis(ms.unsigned_abs()));
         self.backlog.met(age.unwrap_or_default());
-        let (mut removed, most) = (
-            0,
-            if self.archive.is_some() {
-                ARCHIVE_ROWS
-            } else {
-                STEP_ROWS
-            },
-        );
+        let mut removed = 0;
+        let most = if self.archive.is_some() {
+            ARCHIVE_ROWS
+        } else {
+            STEP_ROWS
+        };
         loop {
             let part = match &self.archive {
                 None => remove(shared, place).await?,
@@ -275,7 +274,7 @@ struct Place {
     partitioned: bool,
 }
 
-/// The result of a step.
+/// The outcome of a step.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     work: Work,
@@ -396,14 +395,14 @@ async fn delete(
 
 /// The records of these rows. A row that cannot be decoded is not archived, and so not removed.
 fn readable(rows: &[Row]) -> Vec<Expired> {
-    let read = |row: &Row| {
-        let key = row.try_get::<_, &str>("key").ok()?.parse().ok()?;
-        Some(Expired {
-            key,
-            record: row::decode(row).ok()?,
+    let expired: Vec<Expired> = rows
+        .iter()
+        .filter_map(|row| {
+            let key = row.try_get::<_, &str>("key").ok()?.parse().ok()?;
+            let record = row::decode(row).ok()?;
+            Some(Expired { key, record })
         })
-    };
-    let expired: Vec<Expired> = rows.iter().filter_map(read).collect();
+        .collect();
     if expired.len() < rows.len() {
         let rows = rows.len() - expired.len();
         warn!(

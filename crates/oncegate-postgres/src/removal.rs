@@ -16,14 +16,17 @@ impl PostgresStore {
     /// When the server cannot be reached, or refuses. The records may be removed then; it can be
     /// repeated.
     pub async fn remove(&self, scope: &Scope, keys: &[StoreKey]) -> Result<(), StoreError> {
-        let (scope, keys) = (scope.as_str().to_owned(), keys.to_vec());
-        let remove = move |client: Object| async move {
-            let removed = remove(&client, &scope, &keys)
-                .await
-                .map_err(|error| errors::in_doubt(&error));
-            (client, removed)
-        };
-        self.inner.link.run(remove).await
+        let scope = scope.as_str().to_owned();
+        let keys = keys.to_vec();
+        self.inner
+            .link
+            .run(move |client| async move {
+                let removed = remove(&client, &scope, &keys)
+                    .await
+                    .map_err(|error| errors::in_doubt(&error));
+                (client, removed)
+            })
+            .await
     }
 }
 

@@ -9,8 +9,20 @@ use super::schema;
 struct Needed {
     table: &'static str,
     rights: &'static [&'static str],
-    /// What alone needs them; `None` if every consumer does.
+    /// The only user of these rights; `None` if every consumer needs them.
     by: Option<&'static str>,
+}
+
+impl Needed {
+    /// The rights on this table among these pairs, if there are any.
+    fn of(&self, lacking: &[(String, String)]) -> Option<String> {
+        let rights: Vec<&str> = lacking
+            .iter()
+            .filter(|(table, _)| table == self.table)
+            .map(|(_, right)| right.as_str())
+            .collect();
+        (!rights.is_empty()).then(|| rights.join(", "))
+    }
 }
 
 const READ_AND_WRITE: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE"];
@@ -66,9 +78,9 @@ OR n.nspname = ANY(regexp_split_to_array(replace(current_setting('search_path'),
 /// The rights that a role lacks.
 #[derive(Debug, Default)]
 pub(super) struct Lacking {
-    /// Those that every consumer needs, as a sentence with the statements that grant them.
+    /// The rights that every consumer needs, as a sentence with the statements that grant them.
     pub(super) by_all: Option<String>,
-    /// Those that only some need, a sentence for each table.
+    /// The rights that only some need, a sentence for each table.
     pub(super) by_some: Vec<String>,
 }
 
@@ -79,7 +91,8 @@ pub(super) async fn lacking(client: &Object, role: &str) -> Result<Lacking, Trou
         .await
         .map_err(|error| errors::not_executed(&error))?;
     if let Some(row) = hidden {
-        let (schema, role) = (quoted(row.get(0)), quoted(role));
+        let schema = quoted(row.get(0));
+        let role = quoted(role);
         let lack = format!(
             "it may not use the schema {schema} of the tables; run as its owner: GRANT USAGE ON SCHEMA {schema} TO {role};"
         );
@@ -100,17 +113,18 @@ pub(super) async fn lacking(client: &Object, role: &str) -> Result<Lacking, Trou
 
 /// Says which of these pairs of a table and a right `role` lacks.
 fn told(lacking: &[(String, String)], role: &str) -> Lacking {
-    let of = |needed: &Needed| {
-        let rights = lacking.iter().filter(|(table, _)| table == needed.table);
-        let rights: Vec<&str> = rights.map(|(_, right)| right.as_str()).collect();
-        (!rights.is_empty()).then(|| rights.join(", "))
-    };
-    let by_all = NEEDED.iter().filter(|needed| needed.by.is_none());
-    let by_all = by_all
-        .filter_map(|needed| of(needed).map(|rights| format!("{rights} on {}", needed.table)));
-    let by_all: Vec<String> = by_all.collect();
+    let by_all: Vec<String> = NEEDED
+        .iter()
+        .filter(|needed| needed.by.is_none())
+        .filter_map(|needed| {
+            let rights = needed.of(lacking)?;
+            Some(format!("{rights} on {}", needed.table))
+        })
+        .collect();
     let by_some = NEEDED.iter().filter_map(|needed| {
-        let (by, rights, table) = (needed.by?, of(needed)?, needed.table);
+        let by = needed.by?;
+        let rights = needed.of(lacking)?;
+        let table = needed.table;
         let grant = format!("GRANT {rights} ON {table} TO {};", quoted(role));
         Some(format!(
             "This role lacks rights that {by} needs; run as the tables' owner: {grant}"

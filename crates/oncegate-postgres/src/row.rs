@@ -174,8 +174,6 @@ pub(super) struct Completions<'a> {
 
 impl<'a> Completions<'a> {
     pub(super) fn of(batch: &'a [Completing]) -> Self {
-        let fingerprint =
-            |one: &Completing| one.fingerprint().map(|digest| digest.as_bytes().to_vec());
         Self {
             keys: batch.iter().map(|one| one.key().as_str()).collect(),
             retentions_ms: batch.iter().map(retention_ms).collect(),
@@ -183,12 +181,15 @@ impl<'a> Completions<'a> {
                 .iter()
                 .map(|one| one.token().tag().0.to_vec())
                 .collect(),
-            fingerprints: batch.iter().map(fingerprint).collect(),
+            fingerprints: batch
+                .iter()
+                .map(|one| one.fingerprint().map(|digest| digest.as_bytes().to_vec()))
+                .collect(),
         }
     }
 }
 
-/// How long a completed record is kept, in whole milliseconds.
+/// The retention of a completed record, in whole milliseconds.
 pub(super) fn retention_ms(completing: &Completing) -> i64 {
     i64::try_from(whole_millis(completing.retention())).unwrap_or(i64::MAX / 2)
 }
@@ -211,7 +212,7 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Whether there is nothing to write.
+    /// Returns whether there is nothing to write.
     pub(super) fn is_empty(&self) -> bool {
         self.keys.is_empty() && self.gone.is_empty()
     }
@@ -228,8 +229,12 @@ impl Columns {
 
     /// Writes this record into the key's row.
     pub(super) fn put(&mut self, key: &StoreKey, record: &Record) {
-        let (mut attempt, mut recovery, mut fencing_token) = (0, Recovery::None, None);
-        let (mut handed_over, mut reason, mut result) = (false, "", None);
+        let mut attempt = 0;
+        let mut recovery = Recovery::None;
+        let mut fencing_token = None;
+        let mut handed_over = false;
+        let mut reason = "";
+        let mut result = None;
         let (state, owner) = match &record.state {
             State::Pending {
                 token,
@@ -237,7 +242,9 @@ impl Columns {
                 recovery: kind,
                 fencing_token: last,
             } => {
-                (attempt, recovery, fencing_token) = (*number, *kind, *last);
+                attempt = *number;
+                recovery = *kind;
+                fencing_token = *last;
                 ("pending", token.as_bytes().as_slice())
             }
             State::Released {
@@ -247,8 +254,10 @@ impl Columns {
                 fencing_token: last,
                 reason: why,
             } => {
-                (attempt, fencing_token, reason) = (*number, *last, why);
+                attempt = *number;
                 recovery = *kind;
+                fencing_token = *last;
+                reason = why;
                 ("released", by.0.as_slice())
             }
             State::Completed { by, result: bytes } => {
@@ -261,7 +270,9 @@ impl Columns {
                 handed_over: marked,
                 reason: why,
             } => {
-                (attempt, handed_over, reason) = (*number, *marked, why);
+                attempt = *number;
+                handed_over = *marked;
+                reason = why;
                 ("failed", by.0.as_slice())
             }
         };
@@ -337,8 +348,8 @@ pub(super) struct Fields<'a> {
     pub(super) result: Option<&'a [u8]>,
 }
 
-/// Whether a row of [`READ`] is one that [`LOCK`] has inserted: it has no owner, and such a record
-/// is never written.
+/// Returns whether a row of [`READ`] is one that [`LOCK`] has inserted: it has no owner, and such a
+/// record is never written.
 pub(super) fn is_stand_in(row: &Row) -> bool {
     row.try_get::<_, &str>("state")
         .is_ok_and(|state| state == "pending")
@@ -385,12 +396,6 @@ impl Fields<'_> {
             "takeover" => Recovery::Takeover,
             _ => return Err("recovery is of no known kind".to_owned()),
         };
-        let by = || {
-            <[u8; 4]>::try_from(self.owner)
-                .map(TokenTag)
-                .map_err(|_| "owner is no tag")
-        };
-        let reason = || self.reason.to_owned();
         let state = match self.state {
             "pending" => {
                 let token = <[u8; 16]>::try_from(self.owner).map_err(|_| "owner is no token")?;
@@ -402,24 +407,24 @@ impl Fields<'_> {
                 }
             }
             "released" => State::Released {
-                by: by()?,
+                by: self.tag()?,
                 attempt,
                 recovery,
                 fencing_token,
-                reason: reason(),
+                reason: self.reason.to_owned(),
             },
             "completed" => {
                 let result = self.result.ok_or("column result is null")?;
                 State::Completed {
-                    by: by()?,
+                    by: self.tag()?,
                     result: Bytes::copy_from_slice(result),
                 }
             }
             "failed" => State::Failed {
-                by: by()?,
+                by: self.tag()?,
                 attempt,
                 handed_over: self.handed_over,
-                reason: reason(),
+                reason: self.reason.to_owned(),
             },
             _ => return Err("state is of no known kind".to_owned()),
         };
@@ -431,6 +436,12 @@ impl Fields<'_> {
             fingerprint: fingerprint.map(Fingerprint::from_bytes),
             state,
         })
+    }
+
+    fn tag(&self) -> Result<TokenTag, &'static str> {
+        <[u8; 4]>::try_from(self.owner)
+            .map(TokenTag)
+            .map_err(|_| "owner is no tag")
     }
 }
 

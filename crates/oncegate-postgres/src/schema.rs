@@ -9,7 +9,7 @@ use super::errors::{self, Trouble};
 use super::rights::quoted;
 use super::{journal, outbox, sessions};
 
-/// How to create the tables, for every error about missing tables.
+/// Advice to create the tables, for every error about missing tables.
 pub(super) const REMEDY: &str = "run `oncegate migrate`, or call PostgresStore::create_schema(), as a role with DDL rights, and grant \
      the consumer's role SELECT, INSERT, UPDATE and DELETE on the tables (`oncegate sql` prints the statements)";
 
@@ -74,7 +74,7 @@ pub struct SchemaChange {
     pub sql: String,
 }
 
-/// All statements, from no tables to the format of this release.
+/// The statements from no tables to the format of this release.
 pub(super) fn sql() -> String {
     STEPS.concat() + sessions::TABLE + outbox::TABLES
 }
@@ -92,32 +92,31 @@ pub(super) fn grants(role: &str) -> String {
 /// Creates the tables, or migrates them to this release's format, in one transaction, with separate
 /// time limits.
 pub(super) async fn create(client: &Object, journaled: bool) -> Result<(), Trouble> {
-    let run = async |sql: &str| {
-        client
-            .batch_execute(sql)
-            .await
-            .map_err(|error| errors::not_executed(&error))
-    };
     let patience_ms = PATIENCE.as_millis();
-    run(&format!(
+    let begin = format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {patience_ms}; \
          SET LOCAL lock_timeout = {patience_ms}"
-    ))
-    .await?;
+    );
+    run(client, &begin).await?;
     if !change(client, journaled).await?.sql.is_empty() {
         // The wait for a lock on a table is shorter, because writers queue behind it.
-        run(&format!(
-            "{ADVISORY_LOCK}; SET LOCAL lock_timeout TO DEFAULT"
-        ))
-        .await?;
+        let lock = format!("{ADVISORY_LOCK}; SET LOCAL lock_timeout TO DEFAULT");
+        run(client, &lock).await?;
         // Another process may have done it meanwhile.
         let SchemaChange { sql, .. } = change(client, journaled).await?;
-        run(&sql).await?;
+        run(client, &sql).await?;
     }
     client
         .batch_execute("COMMIT")
         .await
         .map_err(|error| errors::in_doubt(&error))
+}
+
+async fn run(client: &Object, sql: &str) -> Result<(), Trouble> {
+    client
+        .batch_execute(sql)
+        .await
+        .map_err(|error| errors::not_executed(&error))
 }
 
 /// The work to do for tables of this format.
@@ -180,7 +179,8 @@ pub(super) async fn exists(client: &Object, table: &str) -> Result<bool, Trouble
 
 fn plan(version: Option<i32>) -> Result<SchemaChange, StoreError> {
     let from = version.map(|version| u32::try_from(version).unwrap_or(u32::MAX));
-    let (to, done) = (STEPS.len() as u32, from.unwrap_or(0));
+    let to = STEPS.len() as u32;
+    let done = from.unwrap_or(0);
     if done > to {
         return Err(StoreError::refused(format!(
             "the tables have format {done}, and this release of oncegate knows formats up to {to}; use the release \

@@ -1,6 +1,6 @@
-//! What each process has received and not finished, as rows of short digests.
+//! The messages that each process has received and not finished, as rows of short digests.
 //!
-//! They must survive a process, not the server, so their commits do not wait for the disk.
+//! These rows must survive a process, not the server, so their commits do not wait for the disk.
 
 use std::time::Duration;
 
@@ -58,39 +58,45 @@ const END: &str = "DELETE FROM oncegate_sessions WHERE scope = $1 AND session = 
 #[async_trait]
 impl Sessions for PostgresStore {
     async fn add(&self, list: NewList) -> Result<(), StoreError> {
-        let add = move |client: Object| async move {
-            let added = add(&client, &list)
-                .await
-                .map_err(|error| errors::not_executed(&error));
-            (client, added)
-        };
-        self.inner.link.run(add).await
+        self.inner
+            .link
+            .run(move |client| async move {
+                let added = add(&client, &list)
+                    .await
+                    .map_err(|error| errors::not_executed(&error));
+                (client, added)
+            })
+            .await
     }
 
     async fn beat(&self, session: SessionId, silent_for: Duration) -> Result<Vec<i64>, StoreError> {
-        let beat = move |client: Object| async move {
-            let suspects = beat(&client, &session, silent_for).await;
-            (
-                client,
-                suspects.map_err(|error| errors::not_executed(&error)),
-            )
-        };
-        self.inner.link.run(beat).await
+        self.inner
+            .link
+            .run(move |client| async move {
+                let suspects = beat(&client, &session, silent_for).await;
+                (
+                    client,
+                    suspects.map_err(|error| errors::not_executed(&error)),
+                )
+            })
+            .await
     }
 
     async fn end(&self, session: SessionId) -> Result<(), StoreError> {
-        let end = move |client: Object| async move {
-            let ended = client
-                .execute(END, &[&session.scope.as_str(), &session.number])
-                .await;
-            (
-                client,
-                ended
-                    .map(|_| ())
-                    .map_err(|error| errors::not_executed(&error)),
-            )
-        };
-        self.inner.link.run(end).await
+        self.inner
+            .link
+            .run(move |client| async move {
+                let ended = client
+                    .execute(END, &[&session.scope.as_str(), &session.number])
+                    .await;
+                (
+                    client,
+                    ended
+                        .map(|_| ())
+                        .map_err(|error| errors::not_executed(&error)),
+                )
+            })
+            .await
     }
 }
 
@@ -105,10 +111,8 @@ async fn add(client: &Object, list: &NewList) -> Result<(), Error> {
         finished,
     } = list;
     let scope = scope.as_str();
-    let (add, remove) = (
-        client.prepare_cached(ADD).await?,
-        client.prepare_cached(REMOVE).await?,
-    );
+    let add = client.prepare_cached(ADD).await?;
+    let remove = client.prepare_cached(REMOVE).await?;
     client.batch_execute(BEGIN).await?;
     client
         .execute(&add, &[&scope, session, number, digests])
@@ -126,8 +130,8 @@ async fn beat(
     session: &SessionId,
     silent_for: Duration,
 ) -> Result<Vec<i64>, Error> {
-    let millis = |time| i64::try_from(whole_millis(time)).unwrap_or(i64::MAX);
-    let (scope, number) = (session.scope.as_str(), session.number);
+    let scope = session.scope.as_str();
+    let number = session.number;
     client.batch_execute(BEGIN).await?;
     client.execute(BEAT, &[&scope, &number]).await?;
     client
@@ -141,4 +145,8 @@ async fn beat(
         .iter()
         .flat_map(|row| row.get::<_, Vec<i64>>(0))
         .collect())
+}
+
+fn millis(time: Duration) -> i64 {
+    i64::try_from(whole_millis(time)).unwrap_or(i64::MAX)
 }

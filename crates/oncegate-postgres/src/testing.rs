@@ -21,9 +21,11 @@ impl PostgresStore {
             .iter()
             .map(|(key, _)| key.as_str().to_owned())
             .collect();
-        let millis = |wait: &Duration| i64::try_from(wait.as_millis()).unwrap_or(i64::MAX);
-        let waits_ms: Vec<i64> = waits.iter().map(|(_, wait)| millis(wait)).collect();
-        let pass = move |client: Object| async move {
+        let waits_ms: Vec<i64> = waits
+            .iter()
+            .map(|(_, wait)| i64::try_from(wait.as_millis()).unwrap_or(i64::MAX))
+            .collect();
+        self.inner.link.run(move |client| async move {
             let update = "UPDATE oncegate_records AS r SET expires_at_ms = expires_at_ms - n.ms \
                           FROM unnest($1::text[], $2::bigint[]) AS n(key, ms) WHERE r.key = n.key";
             let passed = client.execute(update, &[&keys, &waits_ms]).await;
@@ -31,8 +33,7 @@ impl PostgresStore {
                 client,
                 passed.map(|_| ()).map_err(|error| errors::in_doubt(&error)),
             )
-        };
-        self.inner.link.run(pass).await
+        }).await
     }
 
     /// Writes records unchanged; their `expires_at` is the time that they have left.
@@ -42,13 +43,15 @@ impl PostgresStore {
     #[doc(hidden)]
     pub async fn plant(&self, records: &[(StoreKey, Record)]) -> Result<(), StoreError> {
         let records = records.to_vec();
-        let plant = move |client: Object| async move {
-            let planted = plant(&client, &records)
-                .await
-                .map_err(|error| errors::in_doubt(&error));
-            (client, planted)
-        };
-        self.inner.link.run(plant).await
+        self.inner
+            .link
+            .run(move |client| async move {
+                let planted = plant(&client, &records)
+                    .await
+                    .map_err(|error| errors::in_doubt(&error));
+                (client, planted)
+            })
+            .await
     }
 }
 

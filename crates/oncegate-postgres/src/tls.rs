@@ -37,7 +37,13 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 /// The value of `sslrootcert` for the machine's own authorities.
 const SYSTEM: &str = "system";
 
-/// How much of a connection TLS protects.
+/// The name of the file with the authorities in errors.
+const ROOT: &str = "sslrootcert (the store's `tls_root`)";
+
+/// The name of the file with the client's certificate in errors.
+const CERTIFICATE: &str = "sslcert (the store's `tls_certificate`)";
+
+/// The extent to which TLS protects a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     /// No TLS.
@@ -53,16 +59,16 @@ pub(super) enum Mode {
     VerifyFull,
 }
 
-/// Who may sign the server's certificate.
+/// The authorities that may sign the server's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Authorities {
-    /// Those of this machine.
+    /// The authorities of this machine.
     System,
-    /// Those of a file in PEM.
+    /// The authorities in a file in PEM.
     File(PathBuf),
 }
 
-/// What a URL says about TLS.
+/// The parameters of a URL about TLS.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Parameters {
     mode: Option<Mode>,
@@ -116,7 +122,8 @@ impl Parameters {
     /// Uses these files with the client's certificate and key, unless the URL names others.
     pub(super) fn or_client(mut self, files: Option<(PathBuf, PathBuf)>) -> Self {
         if let (None, Some((certificate, key))) = (&self.certificate, files) {
-            (self.certificate, self.key) = (Some(certificate), Some(key));
+            self.certificate = Some(certificate);
+            self.key = Some(key);
         }
         self
     }
@@ -157,8 +164,8 @@ impl Parameters {
         }
     }
 
-    /// Whether a password may be sent to another machine in plain text. With `prefer`, a server
-    /// decides, or what pretends to be one.
+    /// Returns whether a password may be sent to another machine in plain text. With `prefer`, a
+    /// server decides, or what pretends to be one.
     pub(super) fn shows_password(&self, config: &Config) -> bool {
         let may_be_plain = matches!(self.mode_to(config), Mode::Disable | Mode::Prefer);
         may_be_plain && is_remote(config) && config.get_password().is_some()
@@ -178,7 +185,7 @@ fn mode(name: &str) -> Result<Mode, StoreError> {
     }
 }
 
-/// How connections are protected.
+/// The protection of connections.
 #[derive(Clone, Debug)]
 pub(super) struct Tls {
     mode: Mode,
@@ -250,20 +257,15 @@ impl Parameters {
             self.certificate.as_deref(),
             self.key.as_deref(),
         ];
-        let changed_at = |path: &Path| {
-            std::fs::metadata(path)
-                .and_then(|found| found.modified())
-                .ok()
-        };
         files
             .into_iter()
-            .map(|path| path.and_then(changed_at))
+            .map(|path| std::fs::metadata(path?).ok()?.modified().ok())
             .collect()
     }
 }
 
-/// Whether one of the hosts is another machine. Where a host has an address (`hostaddr`), that is
-/// what is connected to.
+/// Returns whether one of the hosts is another machine. Where a host has an address (`hostaddr`),
+/// that is what is connected to.
 fn is_remote(config: &Config) -> bool {
     let addresses = config.get_hostaddrs();
     // The one at the same position.
@@ -272,7 +274,7 @@ fn is_remote(config: &Config) -> bool {
         || !without_address.into_iter().all(is_here)
 }
 
-/// Whether a host is this machine.
+/// Returns whether a host is this machine.
 fn is_here(host: &Host) -> bool {
     match host {
         Host::Tcp(name) => {
@@ -288,9 +290,6 @@ fn is_here(host: &Host) -> bool {
 
 /// Reads the files, and makes a client's configuration of them.
 fn load(mode: Mode, parameters: &Parameters) -> Result<ClientConfig, StoreError> {
-    let unusable = |what: &str, path: &Path, error: &dyn std::fmt::Display| {
-        StoreError::refused(format!("{what}: {}: {error}", path.display()))
-    };
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions();
@@ -316,24 +315,16 @@ fn load(mode: Mode, parameters: &Parameters) -> Result<ClientConfig, StoreError>
     };
     let chain: Result<Vec<_>, _> =
         CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
-    let chain = chain.map_err(|error| {
-        unusable(
-            "sslcert (the store's `tls_certificate`)",
-            certificate,
-            &error,
-        )
-    })?;
+    let chain = chain.map_err(|error| unusable(CERTIFICATE, certificate, &error))?;
     let secret = PrivateKeyDer::from_pem_file(key)
         .map_err(|error| unusable("sslkey (the store's `tls_key`)", key, &error))?;
     builder
         .with_client_auth_cert(chain, secret)
-        .map_err(|error| {
-            unusable(
-                "sslcert (the store's `tls_certificate`)",
-                certificate,
-                &error,
-            )
-        })
+        .map_err(|error| unusable(CERTIFICATE, certificate, &error))
+}
+
+fn unusable(what: &str, path: &Path, error: &dyn std::fmt::Display) -> StoreError {
+    StoreError::refused(format!("{what}: {}: {error}", path.display()))
 }
 
 /// The authorities of a file, or those of this machine.
@@ -349,18 +340,16 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore, StoreError> {
         roots.add_parsable_certificates(found.certs);
         return Ok(roots);
     };
-    let refuse = |error: &dyn std::fmt::Display| {
-        StoreError::refused(format!(
-            "sslrootcert (the store's `tls_root`): {}: {error}",
-            file.display()
-        ))
-    };
-    for certificate in CertificateDer::pem_file_iter(file).map_err(|error| refuse(&error))? {
-        let certificate = certificate.map_err(|error| refuse(&error))?;
-        roots.add(certificate).map_err(|error| refuse(&error))?;
+    let certificates =
+        CertificateDer::pem_file_iter(file).map_err(|error| unusable(ROOT, file, &error))?;
+    for certificate in certificates {
+        let certificate = certificate.map_err(|error| unusable(ROOT, file, &error))?;
+        roots
+            .add(certificate)
+            .map_err(|error| unusable(ROOT, file, &error))?;
     }
     if roots.is_empty() {
-        return Err(refuse(&"no certificate in PEM is in it"));
+        return Err(unusable(ROOT, file, &"no certificate in PEM is in it"));
     }
     Ok(roots)
 }
@@ -430,121 +419,4 @@ impl ServerCertVerifier for Lenient {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_parameters_about_tls_are_taken_out_of_the_url() {
-        let url = "postgres://u:p%40@db:5432/shop?sslmode=verify-ca&application_name=a%20b&sslrootcert=%2Fetc%2Fca.pem";
-        let (rest, parameters) = Parameters::split(url).expect("it is right");
-        assert_eq!(
-            rest,
-            "postgres://u:p%40@db:5432/shop?application_name=a%20b"
-        );
-        let file = Some(Authorities::File("/etc/ca.pem".into()));
-        assert_eq!(
-            (parameters.mode, parameters.root),
-            (Some(Mode::VerifyCa), file)
-        );
-        let (rest, parameters) =
-            Parameters::split("postgres://db/shop?sslrootcert=system").expect("it is right");
-        let system = Parameters {
-            root: Some(Authorities::System),
-            ..Parameters::default()
-        };
-        assert_eq!(
-            (rest.as_str(), &parameters),
-            ("postgres://db/shop", &system)
-        );
-        assert_eq!(
-            parameters.or_root(Some("/etc/ca.pem".into())),
-            system,
-            "the URL decides"
-        );
-    }
-
-    #[test]
-    fn an_error_names_the_parameter() {
-        for (query, named) in [("sslmode=allow", "sslmode"), ("sslcert=a.pem", "sslkey")] {
-            let refused =
-                Parameters::split(&format!("postgres://db/shop?{query}")).expect_err("it is wrong");
-            assert!(refused.to_string().contains(named), "{refused}");
-        }
-    }
-
-    /// The mode towards the server of a URL, with the authorities of this file.
-    fn mode_at(url: &str, root: Option<&Path>) -> Result<Mode, StoreError> {
-        let (rest, parameters) = Parameters::split(url)?;
-        let mut config: Config = rest.parse().expect("it is right");
-        let tls = Tls::new(parameters.or_root(root.map(Path::to_owned)), &mut config)?;
-        Ok(tls.map_or(Mode::Disable, |tls| tls.mode))
-    }
-
-    #[test]
-    fn other_machines_are_verified_unless_the_url_says_otherwise() {
-        for (url, expected) in [
-            ("postgres://db.example.org/shop", Mode::VerifyFull),
-            ("postgres://127.0.0.1,db.example.org/shop", Mode::VerifyFull),
-            ("postgres://127.0.0.1/shop", Mode::Disable),
-            // The address is what is connected to, whatever the host is called.
-            (
-                "postgres://localhost/shop?hostaddr=10.0.0.5",
-                Mode::VerifyFull,
-            ),
-            (
-                "postgres://localhost,localhost/shop?hostaddr=127.0.0.1,10.0.0.5",
-                Mode::VerifyFull,
-            ),
-            ("postgres:///shop?hostaddr=10.0.0.5", Mode::VerifyFull),
-            (
-                "postgres://db.example.org/shop?hostaddr=127.0.0.1",
-                Mode::Disable,
-            ),
-            ("postgres:///shop?hostaddr=%3A%3A1", Mode::Disable),
-            ("postgres://localhost/shop?sslmode=require", Mode::Require),
-            (
-                "postgres://localhost/shop?sslrootcert=system",
-                Mode::VerifyFull,
-            ),
-            (
-                "postgres://db.example.org/shop?sslmode=disable",
-                Mode::Disable,
-            ),
-        ] {
-            assert_eq!(
-                mode_at(url, None).expect("the machine has authorities"),
-                expected,
-                "{url}"
-            );
-        }
-    }
-
-    #[test]
-    fn authorities_that_prove_nothing_are_refused() {
-        for weak in ["disable", "prefer", "require", "verify-ca"] {
-            let url = format!("postgres://db/shop?sslrootcert=system&sslmode={weak}");
-            let refused = mode_at(&url, None).expect_err(weak).to_string();
-            assert!(refused.contains("sslmode=verify-full"), "{weak}: {refused}");
-        }
-        let refused =
-            mode_at("postgres://db/shop?sslmode=verify-ca", None).expect_err("no authorities");
-        assert!(
-            refused.to_string().contains("needs sslrootcert"),
-            "{refused}"
-        );
-    }
-
-    #[test]
-    fn named_authorities_are_read_in_every_mode_with_tls() {
-        for mode in ["prefer", "require", "verify-ca", "verify-full"] {
-            let url = format!("postgres://localhost/shop?sslmode={mode}");
-            let refused = mode_at(&url, Some(Path::new("/no/such.pem")))
-                .expect_err(mode)
-                .to_string();
-            assert!(refused.contains("/no/such.pem"), "{mode}: {refused}");
-        }
-        let refused =
-            mode_at("postgres://localhost/shop", Some(Path::new("/no/such.pem"))).expect_err("TLS");
-        assert!(refused.to_string().contains("/no/such.pem"), "{refused}");
-    }
-}
+mod tests;

@@ -84,10 +84,9 @@ pub(super) async fn execute_around(
         .settle(client, outcome)
         .map_err(|trouble| trouble.error)?;
     let held: BTreeSet<String> = held.iter().map(|row| row.get(0)).collect();
-    let is_held = |command: &Command| held.contains(command.key.as_str());
     let free: Vec<Command> = commands
         .iter()
-        .filter(|command| !is_held(command))
+        .filter(|command| !held.contains(command.key.as_str()))
         .cloned()
         .collect();
     if free.is_empty() {
@@ -100,13 +99,16 @@ pub(super) async fn execute_around(
         .await
         .map_err(|trouble| trouble.error)?;
     let mut executed = executed.into_iter();
-    let answer = |command: &Command| match is_held(command) {
-        true => row_held(shared, command, &error),
-        false => executed
-            .next()
-            .unwrap_or_else(|| Err(StoreError::unknown("no answer"))),
-    };
-    Ok(commands.iter().map(answer).collect())
+    let answers = commands.iter().map(|command| {
+        if held.contains(command.key.as_str()) {
+            row_held(shared, command, &error)
+        } else {
+            executed
+                .next()
+                .unwrap_or_else(|| Err(StoreError::unknown("no answer")))
+        }
+    });
+    Ok(answers.collect())
 }
 
 /// The answer for a row that another transaction holds, such as one in which a handler completes
@@ -248,7 +250,7 @@ struct Held {
     before: BTreeMap<String, Result<Option<Record>, String>>,
     after: BTreeMap<String, Option<Record>>,
     inserted: BTreeSet<String>,
-    /// Whether commits wait for standbys.
+    /// `true` if commits wait for standbys.
     waits: bool,
 }
 
@@ -328,16 +330,15 @@ async fn try_read_records(
     let rows = within(shared.response_timeout, query).await?;
     let (now, records) = read(&rows, &BTreeSet::new())?;
     // A message is acknowledged if a read finds its record completed.
-    let is_settled =
-        |record: &Record| matches!(record.state, State::Completed { .. } | State::Failed { .. });
-    if waits(&rows)
-        && records
-            .values()
-            .any(|found| matches!(found, Ok(Some(record)) if is_settled(record)))
-    {
+    let has_settled = records
+        .values()
+        .flatten()
+        .flatten()
+        .any(|record| matches!(record.state, State::Completed { .. } | State::Failed { .. }));
+    if has_settled && waits(&rows) {
         shared.confirm(client).await?;
     }
-    let answer = |key: &StoreKey| match records.get(key.as_str()) {
+    let answers = keys.iter().map(|key| match records.get(key.as_str()) {
         None | Some(Ok(None)) => Ok(None),
         Some(Ok(Some(record))) if !record.kept(now) => Ok(None),
         Some(Ok(Some(record))) => Ok(Some(RecordSnapshot {
@@ -345,11 +346,11 @@ async fn try_read_records(
             record: record.clone(),
         })),
         Some(Err(reason)) => Err(StoreError::unreadable(key.clone(), reason)),
-    };
-    Ok(keys.iter().map(answer).collect())
+    });
+    Ok(answers.collect())
 }
 
-/// Whether commits wait for standbys, according to [`row::READ`].
+/// Returns whether commits wait for standbys, according to [`row::READ`].
 fn waits(rows: &[Row]) -> bool {
     rows.first()
         .is_some_and(|row| row.try_get("waits").unwrap_or(true))

@@ -27,40 +27,38 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use deadpool_postgres::{
-    ClientWrapper, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime,
-};
-use futures_util::future::{join, join3};
+use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
 use oncegate_core::key::Scope;
 use oncegate_core::store::StoreError;
 use oncegate_runtime::Transactional;
-use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::transaction::Completing;
 use oncegate_runtime::transactional::{
     BatchBegun, Begun, CommitError, Excuse, Ground, Sessions, Transactions,
 };
 use tokio::time::error::Elapsed;
-use tokio_postgres::types::ToSql;
-use tokio_postgres::{Config, Row};
+use tokio_postgres::Config;
 
 use super::PostgresStore;
-use super::commit::complete;
 use super::errors::{self, Trouble};
-use super::link::{Sessions as SessionSettings, limit_ms};
+use super::link::Sessions as SessionSettings;
 use super::notices::Notices;
-use super::row;
 
 mod batch;
+mod begin;
+mod commit;
 mod confirm;
 mod open;
 #[cfg(feature = "sqlx")]
 mod sqlx;
 
+pub use self::begin::Isolation;
 pub use self::open::PostgresTransaction;
 #[cfg(feature = "sqlx")]
 pub use self::sqlx::SqlxTransactions;
 
-use self::confirm::{GUARD, Waits, read_back};
+use self::begin::{Hold, begin_sql, limits, try_begin};
+use self::commit::commit;
+use self::confirm::{Waits, read_back};
 use self::open::ROLLBACK_LIMIT;
 
 /// The most tries to begin a transaction after passing errors, such as a connection that was closed
@@ -74,7 +72,7 @@ struct Tries {
 }
 
 impl Tries {
-    /// All of them together take no longer than the transaction may be open.
+    /// Limits the tries together to the time for which the transaction may be open.
     fn within(limit: Duration) -> Self {
         Self {
             made: 0,
@@ -102,19 +100,6 @@ impl Tries {
 /// Default of the number of connections.
 const DEFAULT_CONNECTIONS: usize = 16;
 
-/// The isolation of a transaction, as in SQL.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Isolation {
-    /// The default of PostgreSQL.
-    #[default]
-    ReadCommitted,
-    /// Every statement sees the same snapshot.
-    RepeatableRead,
-    /// As if the transactions ran one after another.
-    Serializable,
-}
-
 /// The transactions of [`TransactionalHandler`](oncegate_runtime::TransactionalHandler)s in the
 /// database of a [`PostgresStore`]; made by [`PostgresStore::transactions`].
 ///
@@ -135,12 +120,12 @@ enum PoolOrigin {
     Pool(Pool),
 }
 
-/// How the connections of a store are opened.
+/// The means to open the connections of a store.
 #[derive(Clone)]
 pub(super) struct Connecting {
     pub(super) config: Config,
     pub(super) notices: Notices,
-    /// Whether sessions keep settings that they were opened with.
+    /// The place where limits are set: sessions may keep settings that they were opened with.
     pub(super) sessions: SessionSettings,
 }
 
@@ -233,10 +218,12 @@ impl PostgresTransactions {
             .map_err(|error| errors::no_connection(&error))
     }
 
-    /// Whether sessions were opened with this limit.
+    /// Returns whether sessions were opened with this limit.
     fn sessions_have(&self, limit: Duration) -> bool {
-        let keeps = |connecting: &Connecting| connecting.sessions == SessionSettings::Ours;
-        let is_kept = matches!(&self.origin, PoolOrigin::Own(connecting) if keeps(connecting));
+        let is_kept = match &self.origin {
+            PoolOrigin::Own(connecting) => connecting.sessions == SessionSettings::Ours,
+            PoolOrigin::Pool(_) => false,
+        };
         is_kept && limit == Transactional::DEFAULT_LIMIT
     }
 
@@ -256,7 +243,7 @@ impl PostgresTransactions {
         transaction.begun(begun).await
     }
 
-    /// How many commits did not wait for the standbys, as far as notices have said it. On
+    /// The number of commits that did not wait for the standbys, as far as notices have said it. On
     /// connections that were not opened here, notices cannot be read.
     fn cut_waits(&self) -> Option<u64> {
         match &self.origin {
@@ -275,11 +262,14 @@ impl PostgresTransactions {
         committed: Result<Result<Waits, CommitError>, Elapsed>,
         written: Option<&Completing>,
     ) -> Result<(), CommitError> {
-        let silence = || StoreError::unknown("the server did not answer the commit in time");
-        let waits = match committed.unwrap_or_else(|_| Err(CommitError::Unknown(silence()))) {
-            Ok(waits) => waits,
-            Err(unknown @ CommitError::Unknown(_)) => return Err(unknown),
-            Err(error) => {
+        let waits = match committed {
+            Ok(Ok(waits)) => waits,
+            Err(_) => {
+                let silence = "the server did not answer the commit in time";
+                return Err(CommitError::Unknown(StoreError::unknown(silence)));
+            }
+            Ok(Err(unknown @ CommitError::Unknown(_))) => return Err(unknown),
+            Ok(Err(error)) => {
                 // The server has answered, and the transaction may still be open.
                 transaction.roll_back().await;
                 return Err(error);
@@ -297,125 +287,11 @@ impl PostgresTransactions {
     }
 }
 
-/// Begins, and takes the key. `None`: there is a record of the key.
-async fn try_begin(
-    client: &ClientWrapper,
-    completing: &Completing,
-    ground: Ground,
-    begin: &str,
-) -> Result<Option<Hold>, Trouble> {
-    let not_executed = |error: tokio_postgres::Error| errors::not_executed(&error);
-    if ground == Ground::Claimed {
-        client.batch_execute(begin).await.map_err(not_executed)?;
-        let number = client.query_one(ASSIGN_NUMBER, &[]).await;
-        return Ok(Some(Hold::Claim {
-            xid: number.map_err(not_executed)?.get(0),
-        }));
-    }
-    let insert = client
-        .prepare_cached(row::COMPLETE_ABSENT)
-        .await
-        .map_err(not_executed)?;
-    let (key, tag) = (completing.key().as_str(), completing.token().tag());
-    let fingerprint = completing.fingerprint();
-    let fingerprint = fingerprint
-        .as_ref()
-        .map(|fingerprint| fingerprint.as_bytes().as_slice());
-    let retention_ms = row::retention_ms(completing);
-    let parameters: [&(dyn ToSql + Sync); 4] =
-        [&key, &retention_ms, &tag.0.as_slice(), &fingerprint];
-    // In this order on the wire, and in one round trip. Without its BEGIN the other one fails.
-    let (begun, inserted) = join(
-        client.batch_execute(begin),
-        client.query_opt(&insert, &parameters),
-    )
-    .await;
-    let Some(row) = begun.and(inserted).map_err(not_executed)? else {
-        return Ok(None);
-    };
-    let hold = Hold::of(&row).map_err(StoreError::refused)?;
-    if row.try_get("asynchronous").unwrap_or(true) {
-        client
-            .batch_execute("SET LOCAL synchronous_commit = on")
-            .await
-            .map_err(not_executed)?;
-    }
-    Ok(Some(hold))
-}
-
 impl fmt::Debug for PostgresTransactions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PostgresTransactions")
             .field("isolation", &self.isolation)
             .finish_non_exhaustive()
-    }
-}
-
-/// The limits of a transaction, by the server's names, in milliseconds.
-fn limits(limit: Duration) -> [(&'static str, u128); 3] {
-    let limit_ms = limit_ms(limit);
-    [
-        ("lock_timeout", limit_ms / 2),
-        ("statement_timeout", limit_ms),
-        ("idle_in_transaction_session_timeout", limit_ms),
-    ]
-}
-
-/// The statement that begins a transaction, with limits unless its session has them.
-fn begin_sql(isolation: Isolation, limit: Option<Duration>) -> String {
-    let isolation = match isolation {
-        Isolation::ReadCommitted => "READ COMMITTED",
-        Isolation::RepeatableRead => "REPEATABLE READ",
-        Isolation::Serializable => "SERIALIZABLE",
-    };
-    let set = |(name, limit_ms)| format!("; SET LOCAL {name} = {limit_ms}");
-    let limits = limit
-        .map(|limit| limits(limit).map(set).concat())
-        .unwrap_or_default();
-    format!("BEGIN ISOLATION LEVEL {isolation}, {}{limits}", row::MARK)
-}
-
-/// The statement that limits how long the rest of a transaction waits for each row.
-fn set_lock_timeout(limit: Duration) -> String {
-    format!("SET LOCAL lock_timeout = {}", limit_ms(limit))
-}
-
-/// Gives a transaction its number, and returns it.
-const ASSIGN_NUMBER: &str = "SELECT pg_current_xact_id()::text";
-
-/// How a transaction holds its key.
-#[derive(Debug)]
-pub enum Hold {
-    /// It has inserted the record.
-    Record {
-        /// The number of the transaction.
-        xid: String,
-        /// Where the record is.
-        ctid: String,
-    },
-    /// Its key is claimed.
-    Claim {
-        /// The number of the transaction.
-        xid: String,
-    },
-}
-
-impl Hold {
-    fn of(row: &Row) -> Result<Self, String> {
-        let text = |name| {
-            row.try_get::<_, String>(name)
-                .map_err(|_| format!("no column {name}"))
-        };
-        Ok(Self::Record {
-            xid: text("xid")?,
-            ctid: text("ctid")?,
-        })
-    }
-
-    /// The completion, if its record depends on this transaction alone. The runtime reads back what
-    /// completes a claim.
-    fn written<'a>(&self, completing: &'a Completing) -> Option<&'a Completing> {
-        matches!(self, Self::Record { .. }).then_some(completing)
     }
 }
 
@@ -508,81 +384,5 @@ impl Transactions for PostgresTransactions {
             Some(state) => errors::excuse(state.code()),
             None => error.is_closed().then_some(Excuse::ConnectionLost),
         }
-    }
-}
-
-/// Stores the result and commits, in one round trip.
-async fn commit(
-    client: &ClientWrapper,
-    hold: &Hold,
-    completing: &Completing,
-) -> Result<Waits, CommitError> {
-    let (Hold::Record { xid, .. } | Hold::Claim { xid }) = hold;
-    let failed = |error: tokio_postgres::Error| not_committed(&error);
-    let guard = client.prepare_cached(GUARD).await.map_err(failed)?;
-    let numbers: [&(dyn ToSql + Sync); 1] = [xid];
-    // Of each of these, in this order on the wire. After a failed statement the server rolls back
-    // instead of committing.
-    let (guarded, added, committed) = match hold {
-        Hold::Claim { .. } => {
-            let guarded = client.query_one(&guard, &numbers).await;
-            let guarded = guarded.map_err(failed)?;
-            complete(&**client, completing)
-                .await
-                .map_err(CommitError::RolledBack)?;
-            (Ok(guarded), Ok(1), client.batch_execute("COMMIT").await)
-        }
-        Hold::Record { .. } if completing.result().is_empty() => {
-            let sent = join(
-                client.query_one(&guard, &numbers),
-                client.batch_execute("COMMIT"),
-            )
-            .await;
-            (sent.0, Ok(1), sent.1)
-        }
-        Hold::Record { ctid, .. } => {
-            let add = client
-                .prepare_cached(row::ADD_RESULT)
-                .await
-                .map_err(failed)?;
-            let (key, result) = (completing.key().as_str(), completing.result().as_ref());
-            let row: [&(dyn ToSql + Sync); 3] = [ctid, &key, &result];
-            let guarding = client.query_one(&guard, &numbers);
-            join3(
-                guarding,
-                client.execute(&add, &row),
-                client.batch_execute("COMMIT"),
-            )
-            .await
-        }
-    };
-    let guarded = guarded.map_err(failed)?;
-    let added = added.map_err(failed)?;
-    committed.map_err(failed)?;
-    match added {
-        1 => Ok(Waits::of(guarded.try_get("waits").unwrap_or(true))),
-        _ => Err(CommitError::Unknown(StoreError::unknown(INTERFERES))),
-    }
-}
-
-/// The error of [`GUARD`] in a transaction that the handler has ended.
-const ENDED_BY_HANDLER: &str = "the handler has ended the transaction itself, by COMMIT or ROLLBACK: leave that to the runtime";
-
-/// The error of a statement that did not change the rows that the transaction has inserted.
-const INTERFERES: &str = "oncegate_records did not take the result: a trigger, rule or policy on it interferes; remove it";
-
-/// Converts an error of the last message, which commits if nothing before it has failed.
-fn not_committed(error: &tokio_postgres::Error) -> CommitError {
-    const DIVISION_BY_ZERO: &str = "22012";
-    let state = error.code().map(tokio_postgres::error::SqlState::code);
-    match state {
-        Some(DIVISION_BY_ZERO) => CommitError::RolledBack(ENDED_BY_HANDLER.into()),
-        Some(state) if errors::excuse(state) == Some(Excuse::Conflict) => {
-            CommitError::Conflict(errors::not_executed(error).error.into())
-        }
-        _ => match errors::in_doubt(error).error {
-            unknown @ StoreError::Unknown { .. } => CommitError::Unknown(unknown),
-            error => CommitError::RolledBack(BoxError::from(error)),
-        },
     }
 }

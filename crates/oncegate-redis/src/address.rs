@@ -30,7 +30,7 @@ pub(super) enum Address {
         sentinels: Vec<ConnectionInfo>,
         /// The name of the primary at the sentinels.
         name: String,
-        /// How to connect to the primary; its host and port come from the sentinels.
+        /// The connection settings of the primary; its host and port come from the sentinels.
         primary: ConnectionInfo,
     },
 }
@@ -89,20 +89,20 @@ fn address(url: &str) -> Result<Address, StoreError> {
     {
         return Err(invalid());
     }
-    let at = |host: &str, login: &str, path: &str| {
-        let at = if login.is_empty() { "" } else { "@" };
-        server(&format!("{security}://{login}{at}{host}{path}"))
-    };
+    let at = if login.is_empty() { "" } else { "@" };
     match (kind, path.split_once('/').unwrap_or((path, ""))) {
         ("cluster", ("", "")) => hosts
             .into_iter()
-            .map(|host| at(host, login, ""))
+            .map(|host| server(&format!("{security}://{login}{at}{host}")))
             .collect::<Result<_, _>>()
             .map(Address::Cluster),
         ("sentinel", (name, database)) if !name.is_empty() => {
-            let primary = at("localhost", login, &format!("/{database}"))?;
-            let sentinels = hosts.into_iter().map(|host| at(&with_port(host), "", ""));
-            let sentinels = sentinels.collect::<Result<_, _>>()?;
+            // The login in the URL is for the primary: sentinels have their own.
+            let primary = server(&format!("{security}://{login}{at}localhost/{database}"))?;
+            let sentinels = hosts
+                .into_iter()
+                .map(|host| server(&format!("{security}://{}", with_port(host))))
+                .collect::<Result<_, _>>()?;
             Ok(Address::Sentinels {
                 sentinels,
                 name: name.to_owned(),
@@ -163,7 +163,7 @@ pub(super) fn moved_to(info: &ConnectionInfo, host: &str, port: u16) -> Connecti
     info.clone().set_addr(addr)
 }
 
-/// Whether a password would be sent to another machine in plain text.
+/// Returns whether a password would be sent to another machine in plain text.
 pub(super) fn shows_password(info: &ConnectionInfo) -> bool {
     let ConnectionAddr::Tcp(host, _) = info.addr() else {
         return false;
@@ -282,14 +282,15 @@ mod tests {
         assert_eq!(parse("redis://cache").unwrap().1, None);
     }
 
+    fn shows(url: &str) -> bool {
+        let Address::Server(info) = address_of(url) else {
+            panic!()
+        };
+        shows_password(&info)
+    }
+
     #[test]
     fn a_password_is_shown_only_to_other_machines_and_without_tls() {
-        let shows = |url: &str| {
-            let Address::Server(info) = address_of(url) else {
-                panic!()
-            };
-            shows_password(&info)
-        };
         assert!(shows("redis://:pw@cache"));
         assert!(shows("redis://:pw@10.0.0.1"));
         for url in [

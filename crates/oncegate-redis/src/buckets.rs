@@ -112,15 +112,19 @@ pub(super) fn unmarked(buckets: Option<Buckets>, kept: &str) -> Result<String, S
     if theirs == buckets.map(|buckets| buckets.bits) {
         return Ok(descriptor.to_owned());
     }
-    let keys = |bits: Option<u32>| match bits {
-        Some(bits) => format!("`compact({})`", KEYS_PER_BUCKET << bits),
-        None => "no `compact`".to_owned(),
-    };
     Err(StoreError::refused(format!(
         "the scope's records were kept with {}, and this store has {}: use the same setting, or another scope",
-        keys(theirs),
-        keys(buckets.map(|buckets| buckets.bits)),
+        setting(theirs),
+        setting(buckets.map(|buckets| buckets.bits)),
     )))
+}
+
+/// The setting that leads to this number of buckets, for an error.
+fn setting(bits: Option<u32>) -> String {
+    match bits {
+        Some(bits) => format!("`compact({})`", KEYS_PER_BUCKET << bits),
+        None => "no `compact`".to_owned(),
+    }
 }
 
 #[cfg(test)]

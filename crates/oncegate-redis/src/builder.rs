@@ -1,30 +1,21 @@
-//! Options of a Redis store, and how it connects.
+//! Options of a Redis store.
+
+mod connect;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use deadpool_redis::Pool;
 use oncegate_core::store::StoreError;
-use redis::ConnectionInfo;
 
-use super::address::{self, Address};
-use super::buckets::Buckets;
+use super::RedisStore;
 use super::checkup::Accepted;
-use super::cluster::{Cluster, Primary};
-use super::connector::{self, Connector, Opener};
-use super::driver::Driver;
 use super::durability::Durability;
-use super::link::{Node, Shared};
 use super::login::Login;
-use super::losses::Losses;
-use super::memory::FullestServer;
 use super::scripts::Scripts;
-use super::sentinel::Sentinels;
 #[cfg(feature = "tls")]
 use super::tls::Authority;
-use super::watch::{WATCH_INTERVAL, watch};
-use super::{Inner, RedisStore, Topology};
+use super::watch::WATCH_INTERVAL;
 use oncegate_store_toolkit::start::until_reachable;
 
 /// Default time limit for an answer of the server.
@@ -51,7 +42,7 @@ pub struct RedisBuilder {
     scripts: Scripts,
 }
 
-/// What sentinels want to know of their clients.
+/// The login at the sentinels.
 #[derive(Clone, Default)]
 struct SentinelLogin {
     /// Empty: the default user.
@@ -64,12 +55,6 @@ struct SentinelLogin {
 #[derive(Clone)]
 pub(super) enum Origin {
     Url(String),
-    Pool(Pool),
-}
-
-/// The source of the connections after the URL was parsed.
-enum Target {
-    Address(Box<Address>),
     Pool(Pool),
 }
 
@@ -111,7 +96,7 @@ impl RedisBuilder {
         }
     }
 
-    /// Where a record must be stored before it counts. Default: [`Durability::Primary`].
+    /// The place where a record must be stored before it counts. Default: [`Durability::Primary`].
     ///
     /// Higher levels cost a round trip to the replicas, or a flush to the disk, per pipeline. Keep
     /// the time limit well below the lease.
@@ -288,7 +273,7 @@ impl RedisBuilder {
         }
     }
 
-    /// How long [`connect`](Self::connect) tries again while the server is away: a server that is
+    /// The time for which [`connect`](Self::connect) tries again while the server is away: it is
     /// starting, or is not there yet. Default: zero, which is one try, so that a wrong address is
     /// reported at once.
     ///
@@ -311,196 +296,6 @@ impl RedisBuilder {
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         until_reachable(self.start_patience, fastrand::f64, || self.try_connect()).await
     }
-
-    async fn try_connect(&self) -> Result<RedisStore, StoreError> {
-        let Self {
-            response_timeout,
-            accepted,
-            durability,
-            grants_after_loss,
-            watch_interval,
-            ..
-        } = *self;
-        let opener = Opener {
-            connect_timeout: self.connect_timeout,
-            login: Arc::new(self.login.clone()),
-        };
-        let (target, expected_keys) = match &self.origin {
-            Origin::Url(url) => address::parse(url)
-                .map(|(address, keys)| (Target::Address(Box::new(address)), keys))?,
-            Origin::Pool(pool) => (Target::Pool(pool.clone()), None),
-        };
-        let scripts = self
-            .scripts
-            .clone()
-            .durable(durability != Durability::Primary);
-        let scripts = Arc::new(match self.expected_keys.or(expected_keys) {
-            Some(expected_keys) => scripts.in_buckets(Buckets::for_keys(expected_keys)?),
-            None => scripts,
-        });
-        let losses = Arc::new(Losses::new(accepted.evicting_policy, !grants_after_loss));
-        let shared = Shared {
-            scripts: Arc::clone(&scripts),
-            response_timeout,
-            durability,
-            losses: Arc::clone(&losses),
-            is_sharded: Arc::default(),
-        };
-        let driver = Driver::start()?;
-        let mut warnings = Vec::new();
-        let (topology, address) = self
-            .reach(target, &driver, opener, shared, &mut warnings)
-            .await?;
-        let (watched, jobs) = (Arc::clone(&losses), driver.jobs());
-        let memory = Arc::new(FullestServer::default());
-        let sized = Arc::clone(&memory);
-        match &topology {
-            Topology::One(node) => {
-                let node = Arc::clone(node);
-                jobs.run(watch(watched, sized, watch_interval, move || {
-                    vec![Primary::alone(Arc::clone(&node))]
-                }));
-            }
-            Topology::Cluster(cluster) => {
-                jobs.run(watch(watched, sized, watch_interval, cluster.lister()))
-            }
-        }
-        let inner = Inner {
-            topology,
-            scripts,
-            address,
-            warnings,
-            durability,
-            accepted,
-            losses,
-            memory,
-            tried: Mutex::default(),
-            _driver: driver,
-        };
-        Ok(RedisStore {
-            inner: Arc::new(inner),
-        })
-    }
-
-    /// Connects, and returns the name of the server or cluster.
-    async fn reach(
-        &self,
-        target: Target,
-        driver: &Driver,
-        opener: Opener,
-        shared: Shared,
-        warnings: &mut Vec<String>,
-    ) -> Result<(Topology, String), StoreError> {
-        let address = match target {
-            Target::Pool(pool) => {
-                return Ok((
-                    one(driver, Connector::Pool(pool), "", shared).await?,
-                    String::new(),
-                ));
-            }
-            Target::Address(address) => *address,
-        };
-        match address {
-            Address::Server(info) => {
-                let info = self.prepared(info, &self.login, warnings)?;
-                let address = info.addr().to_string();
-                Ok((
-                    one(
-                        driver,
-                        Connector::Server(Arc::new(info), opener),
-                        &address,
-                        shared,
-                    )
-                    .await?,
-                    address,
-                ))
-            }
-            Address::Cluster(seeds) => {
-                let seeds = seeds
-                    .into_iter()
-                    .map(|seed| self.prepared(seed, &self.login, warnings));
-                let seeds: Vec<ConnectionInfo> = seeds.collect::<Result<_, _>>()?;
-                let address = seeds
-                    .first()
-                    .map(|seed| seed.addr().to_string())
-                    .unwrap_or_default();
-                let cluster = Cluster::start(driver.jobs(), seeds, opener, shared).await?;
-                Ok((Topology::Cluster(cluster), address))
-            }
-            Address::Sentinels {
-                sentinels,
-                name,
-                primary,
-            } => {
-                let login = self.login.with_password(self.sentinel.file.clone());
-                let sentinels = sentinels
-                    .into_iter()
-                    .map(|info| self.prepared(self.logged_in(info), &login, warnings));
-                let sentinels = sentinels.collect::<Result<_, _>>()?;
-                let primary = self.prepared(primary, &self.login, warnings)?;
-                let of_sentinels = Opener {
-                    login: Arc::new(login),
-                    ..opener.clone()
-                };
-                let watched = Sentinels {
-                    sentinels,
-                    name: name.clone(),
-                    primary,
-                    opener,
-                    of_sentinels,
-                };
-                let connector = Connector::Sentinels(Arc::new(watched));
-                Ok((one(driver, connector, &name, shared).await?, name))
-            }
-        }
-    }
-
-    /// The settings of a connection with those of this builder, after a check of the files. Notes a
-    /// warning about a password in plain text.
-    fn prepared(
-        &self,
-        info: ConnectionInfo,
-        login: &Login,
-        warnings: &mut Vec<String>,
-    ) -> Result<ConnectionInfo, StoreError> {
-        let info = login.applied(info)?;
-        if warnings.is_empty() && address::shows_password(&info) {
-            warnings.push(
-                "The password is sent to another machine in plain text: use a URL that begins with rediss."
-                    .to_owned(),
-            );
-        }
-        Ok(connector::with_settings(info))
-    }
-
-    fn logged_in(&self, sentinel: ConnectionInfo) -> ConnectionInfo {
-        let SentinelLogin { user, password, .. } = &self.sentinel;
-        let settings = sentinel.redis_settings().clone();
-        let settings = password
-            .as_ref()
-            .map_or(settings.clone(), |password| settings.set_password(password));
-        let settings = if user.is_empty() {
-            settings
-        } else {
-            settings.set_username(user)
-        };
-        sentinel.set_redis_settings(settings)
-    }
-}
-
-/// Connects to one server. Returns when both of its lanes are connected.
-async fn one(
-    driver: &Driver,
-    connector: Connector,
-    address: &str,
-    shared: Shared,
-) -> Result<Topology, StoreError> {
-    let (node, ups) = Node::start(&driver.jobs(), address.into(), connector, shared);
-    for up in ups {
-        up.await
-            .unwrap_or_else(|_| Err(StoreError::unavailable("the store's thread ended")))?;
-    }
-    Ok(Topology::One(Arc::new(node)))
 }
 
 impl std::fmt::Debug for RedisBuilder {

@@ -30,7 +30,7 @@ pub(super) struct Accepted {
 pub(super) struct Persistence {
     /// `always`, `everysec` or `no`.
     pub(super) appendfsync: Option<String>,
-    /// When snapshots are saved; empty means never.
+    /// The schedule of snapshots; empty means never.
     pub(super) save: Option<String>,
 }
 
@@ -67,16 +67,31 @@ pub(super) fn read(
             "{store} is a replica: name its primary in the URL"
         )));
     }
+    let policy = policy(info);
+    if policy != SAFE_POLICY && !accepted.evicting_policy {
+        return Err(StoreError::refused(format!(
+            "{store} has maxmemory-policy {policy}, which may evict records, and a message without its \
+             record runs again: set maxmemory-policy {SAFE_POLICY}, or accept it with \
+             the store's `allow_evicting_policy`"
+        )));
+    }
+    Ok(Checkup {
+        store,
+        survives: survives(info, persistence, durability, accepted),
+        warnings: warnings(info, durability, accepted),
+    })
+}
+
+/// The server's `maxmemory-policy`.
+fn policy<'a>(info: &Info<'a>) -> &'a str {
+    info.get("maxmemory_policy").unwrap_or("unknown")
+}
+
+/// The weaknesses of a server that is not refused.
+fn warnings(info: &Info<'_>, durability: Durability, accepted: Accepted) -> Vec<String> {
     let mut warnings = Vec::new();
-    let policy = info.get("maxmemory_policy").unwrap_or("unknown");
+    let policy = policy(info);
     if policy != SAFE_POLICY {
-        if !accepted.evicting_policy {
-            return Err(StoreError::refused(format!(
-                "{store} has maxmemory-policy {policy}, which may evict records, and a message without its \
-                 record runs again: set maxmemory-policy {SAFE_POLICY}, or accept it with \
-                 the store's `allow_evicting_policy`"
-            )));
-        }
         warnings.push(format!(
             "maxmemory-policy is {policy}: records may be evicted, and their messages will run again. Set it \
              to {SAFE_POLICY}."
@@ -122,11 +137,7 @@ pub(super) fn read(
                 .to_owned(),
         );
     }
-    Ok(Checkup {
-        store,
-        survives: survives(info, persistence, durability, accepted),
-        warnings,
-    })
+    warnings
 }
 
 /// A setting that the user may not read counts as the default, and an unknown snapshot schedule as
@@ -203,8 +214,8 @@ impl<'a> Info<'a> {
         self.get(field)?.parse().ok()
     }
 
-    /// Whether the server has this version or a later one. Valkey reports the compatible Redis
-    /// version.
+    /// Returns whether the server has this version or a later one. Valkey reports the compatible
+    /// Redis version.
     pub(super) fn is_at_least(&self, major: u32, minor: u32) -> bool {
         self.version("redis_version")
             .is_some_and(|version| version >= (major, minor))
@@ -265,6 +276,16 @@ mod tests {
             &Info(info),
             persistence,
             address,
+            Durability::Primary,
+            accepted,
+        )
+    }
+
+    fn accepting(info: &str, accepted: Accepted) -> Result<Checkup, StoreError> {
+        super::read(
+            &Info(info),
+            &Persistence::default(),
+            "",
             Durability::Primary,
             accepted,
         )
@@ -352,21 +373,9 @@ mod tests {
             no_replica: true,
             ..Accepted::default()
         };
-        let read = |info: &str| {
-            super::read(
-                &Info(info),
-                &Persistence::default(),
-                "",
-                Durability::Primary,
-                accepted,
-            )
-            .unwrap()
-        };
-        assert_eq!(
-            read(&GOOD.replace("slaves:1", "slaves:0")).warnings,
-            Vec::<String>::new()
-        );
-        assert_eq!(read(&weak).warnings.len(), 1);
+        let alone = accepting(&GOOD.replace("slaves:1", "slaves:0"), accepted);
+        assert_eq!(alone.unwrap().warnings, Vec::<String>::new());
+        assert_eq!(accepting(&weak, accepted).unwrap().warnings.len(), 1);
     }
 
     #[test]
@@ -378,28 +387,25 @@ mod tests {
             durable_service: true,
             ..Accepted::default()
         };
-        let read = |info: &str, accepted: Accepted| {
-            super::read(
-                &Info(info),
-                &Persistence::default(),
-                "",
-                Durability::Primary,
-                accepted,
-            )
-        };
-        let checkup = read(&service, accepted).unwrap();
+        let checkup = accepting(&service, accepted).unwrap();
         assert_eq!(
             (checkup.survives, checkup.warnings),
             (Survives::Declared, Vec::new())
         );
         // What the service does not change is still checked.
         let evicting = service.replace("noeviction", "allkeys-lru");
-        assert_eq!(read(&evicting, accepted).unwrap_err().class(), "refused");
+        assert_eq!(
+            accepting(&evicting, accepted).unwrap_err().class(),
+            "refused"
+        );
         let both = Accepted {
             evicting_policy: true,
             ..accepted
         };
-        assert_eq!(read(&evicting, both).unwrap().survives, Survives::Evictable);
+        assert_eq!(
+            accepting(&evicting, both).unwrap().survives,
+            Survives::Evictable
+        );
     }
 
     #[test]

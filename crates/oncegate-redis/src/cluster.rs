@@ -19,8 +19,9 @@ use tokio::time::{sleep, timeout};
 use super::address::moved_to;
 use super::connector::{Connector, Opener};
 use super::driver::Jobs;
-use super::link::{Answer, LaneName, Node, Shared};
-use super::scripts::Request;
+use super::link::{LaneName, Node, Shared};
+use super::replies::Answer;
+use super::request::Request;
 use super::slots::{self, Host, Range, Redirect, SLOTS};
 use super::{errors, no_answer};
 
@@ -59,7 +60,7 @@ struct Nodes {
 #[derive(Clone)]
 struct Map {
     primaries: BTreeMap<Host, Arc<Node>>,
-    /// One entry per slot.
+    /// The primary of each slot.
     owners: Box<[Option<Arc<Node>>]>,
     /// The number of each primary's shard, by its address: in the order of their lowest slots,
     /// from 0.
@@ -121,13 +122,16 @@ impl Cluster {
         request: impl Fn(&T) -> Request + Send + Sync,
     ) -> Vec<Answer> {
         let mut answers = vec![Err(StoreError::unavailable(MOVING)); items.len()];
-        let turn = |(position, item)| Turn {
-            position,
-            item,
-            slot: slot(item),
-            to: None,
-        };
-        let mut open: Vec<Turn<'_, T>> = items.iter().enumerate().map(turn).collect();
+        let mut open: Vec<Turn<'_, T>> = items
+            .iter()
+            .enumerate()
+            .map(|(position, item)| Turn {
+                position,
+                item,
+                slot: slot(item),
+                to: None,
+            })
+            .collect();
         for _ in 0..MAX_ROUNDS {
             if open.is_empty() {
                 break;
@@ -181,11 +185,13 @@ impl Cluster {
         let nodes = Arc::clone(&self.nodes);
         move || {
             let map = nodes.map();
-            let primary = |node: &Arc<Node>| Primary {
-                node: Arc::clone(node),
-                map: Some(Arc::clone(&map)),
-            };
-            map.primaries.values().map(primary).collect()
+            map.primaries
+                .values()
+                .map(|node| Primary {
+                    node: Arc::clone(node),
+                    map: Some(Arc::clone(&map)),
+                })
+                .collect()
         }
     }
 
@@ -213,11 +219,10 @@ impl Primary {
     }
 
     pub(super) fn holds(&self, slot: u16) -> bool {
-        let is_owner = |map: &Arc<Map>| {
+        self.map.as_ref().is_none_or(|map| {
             map.owner(slot)
                 .is_some_and(|owner| Arc::ptr_eq(owner, &self.node))
-        };
-        self.map.as_ref().is_none_or(is_owner)
+        })
     }
 }
 
@@ -284,6 +289,7 @@ impl Nodes {
             Ok(Value::ServerError(error)) => {
                 let asked = node.address.rsplit_once(':').map_or("", |(host, _)| host);
                 let redirect = slots::redirect(error, asked.trim_matches(['[', ']']));
+                // ASK concerns one key, and most errors say nothing about slots.
                 if redirect.as_ref().is_none_or(|redirect| redirect.once)
                     && error.code() != "CLUSTERDOWN"
                 {
@@ -405,13 +411,12 @@ impl Nodes {
             replicas: others,
         } in ranges
         {
-            let known = || {
+            let node = primaries.entry(primary.clone()).or_insert_with(|| {
                 map.primaries
                     .get(&primary)
                     .cloned()
                     .unwrap_or_else(|| self.start_node(&primary))
-            };
-            let node = primaries.entry(primary.clone()).or_insert_with(known);
+            });
             if let Some(owners) = owners.get_mut(usize::from(first)..=usize::from(last)) {
                 owners.fill(Some(Arc::clone(node)));
             }

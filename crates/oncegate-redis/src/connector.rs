@@ -44,17 +44,17 @@ impl Connector {
         }
     }
 
-    /// Whether connections speak TLS; unknown of a pool.
+    /// Returns whether connections speak TLS; unknown of a pool.
     pub(super) fn is_tls(&self) -> bool {
-        let is_tls = |info: &ConnectionInfo| matches!(info.addr(), ConnectionAddr::TcpTls { .. });
-        match self {
-            Self::Server(info, _) => is_tls(info),
-            Self::Sentinels(sentinels) => is_tls(&sentinels.primary),
-            Self::Pool(_) => false,
-        }
+        let info = match self {
+            Self::Server(info, _) => info,
+            Self::Sentinels(sentinels) => &sentinels.primary,
+            Self::Pool(_) => return false,
+        };
+        matches!(info.addr(), ConnectionAddr::TcpTls { .. })
     }
 
-    /// Whether a replica is the wrong server, so that asking again may find the primary.
+    /// Returns whether a replica is the wrong server, so that asking again may find the primary.
     pub(super) fn wants_primary(&self) -> bool {
         matches!(self, Self::Sentinels(_))
     }

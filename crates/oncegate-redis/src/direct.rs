@@ -14,12 +14,13 @@ use tokio::runtime::{self, Handle};
 use tokio::sync::Notify;
 
 use super::durability::Durability;
-use super::link::{Answer, Shared};
+use super::link::Shared;
 use super::no_answer;
 use super::pipeline::{self, ReadyConnection};
-use super::scripts::Request;
+use super::replies::Answer;
+use super::request::Request;
 
-/// What a lane shares with the callers that may send by themselves.
+/// State that a lane shares with the callers that may send by themselves.
 pub(super) struct Direct {
     shared: Shared,
     node: Arc<str>,
@@ -39,9 +40,9 @@ struct LaneConnection {
     generation: u64,
     /// The pipelines in flight, of the lane and of callers.
     in_flight: usize,
-    /// Whether the last pipeline had one call and met no other.
+    /// `true` if the last pipeline had one call and met no other.
     is_quiet: bool,
-    /// Why the connection must be replaced, as a caller has found.
+    /// The reason to replace the connection, as a caller has found it.
     broken: Option<StoreError>,
 }
 

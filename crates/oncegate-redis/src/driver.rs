@@ -1,4 +1,4 @@
-//! Where the connections of a store are driven.
+//! Drives the connections of a store.
 //!
 //! Heartbeats, slot maps and checks run on one thread for all stores of this process, because a
 //! handler that blocks threads of the runtime must not delay a heartbeat. Everything else runs
@@ -33,8 +33,9 @@ impl Driver {
     pub(super) fn start() -> Result<Self, StoreError> {
         let thread = Thread::shared()
             .map_err(|error| StoreError::unavailable(format!("no thread: {error}")))?;
-        let has_threads = |handle: &Handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread;
-        let callers = Handle::try_current().ok().filter(has_threads);
+        let callers = Handle::try_current()
+            .ok()
+            .filter(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread);
         let jobs = Jobs {
             inbox: thread.inbox.clone(),
             callers,
@@ -61,7 +62,7 @@ impl Drop for Driver {
 /// Submits jobs to a driver. It does not keep the driver alive.
 #[derive(Clone, Debug)]
 pub(super) struct Jobs {
-    /// One job for each lane and slot map, so there are never many.
+    /// Receives one job for each lane and slot map, so there are never many.
     inbox: mpsc::UnboundedSender<BoxFuture<'static, ()>>,
     callers: Option<Handle>,
     stop: CancellationToken,
@@ -93,7 +94,7 @@ impl Jobs {
         self.callers.as_ref()
     }
 
-    /// Whether the driver has been dropped.
+    /// Returns whether the driver has been dropped.
     pub(super) fn is_stopped(&self) -> bool {
         self.stop.is_cancelled()
     }
@@ -128,14 +129,13 @@ impl Thread {
         let (sender, inbox) = mpsc::unbounded_channel();
         let stop = CancellationToken::new();
         let stopped = stop.clone();
-        let drive = move || {
-            runtime.block_on(run(inbox, stopped));
-            // Does not wait for a name that is still being resolved.
-            runtime.shutdown_background();
-        };
         let handle = std::thread::Builder::new()
             .name("oncegate-redis".to_owned())
-            .spawn(drive)?;
+            .spawn(move || {
+                runtime.block_on(run(inbox, stopped));
+                // Does not wait for a name that is still being resolved.
+                runtime.shutdown_background();
+            })?;
         Ok(Self {
             inbox: sender,
             stop,
@@ -148,9 +148,12 @@ impl Drop for Thread {
     fn drop(&mut self) {
         self.stop.cancel();
         // A task dropped on this thread may have held the last store; a thread cannot join itself.
-        let is_other =
-            |handle: &JoinHandle<()>| handle.thread().id() != std::thread::current().id();
-        if let Some(handle) = self.handle.take().filter(is_other) {
+        let this = std::thread::current().id();
+        if let Some(handle) = self
+            .handle
+            .take()
+            .filter(|handle| handle.thread().id() != this)
+        {
             // No caller waits for an answer any more, so the thread ends at its next wake-up.
             // Whether it panicked does not matter.
             let _ = handle.join();
@@ -203,9 +206,11 @@ mod tests {
 
     #[tokio::test]
     async fn stores_share_a_thread_and_end_by_themselves() {
-        let (one, other) = (Driver::start().unwrap(), Driver::start().unwrap());
+        let one = Driver::start().unwrap();
+        let other = Driver::start().unwrap();
         assert!(Arc::ptr_eq(&one._thread, &other._thread));
-        let (of_one, mut of_other) = (begin(&one).await, begin(&other).await);
+        let of_one = begin(&one).await;
+        let mut of_other = begin(&other).await;
         drop(one);
         of_one.await.unwrap_err();
         assert_eq!(

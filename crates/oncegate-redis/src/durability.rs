@@ -1,4 +1,4 @@
-//! Where a write must be stored before it counts.
+//! The places where a write must be stored before it counts.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use redis::{Cmd, Value};
 use super::checkup::Info;
 use super::errors;
 
-/// Where a record must be stored before the store reports it as written.
+/// The places where a record must be stored before the store reports it as written.
 ///
 /// Every level above [`Primary`](Self::Primary) is confirmed at the end of each pipeline, on the
 /// connection that has written. A write that is not confirmed in time is [`StoreError::Unknown`]:
@@ -65,7 +65,7 @@ impl Durability {
         }
     }
 
-    /// Why everything before the confirmation `said` does not count yet, if so.
+    /// Returns why everything before the confirmation `said` does not count yet, if so.
     pub(super) fn missing(self, said: &Value) -> Option<StoreError> {
         let said = match said {
             Value::ServerError(error) => {
@@ -75,6 +75,7 @@ impl Durability {
                 });
             }
             Value::Array(parts) => parts.as_slice(),
+            // WAIT answers with one number.
             single => std::slice::from_ref(single),
         };
         let wanted: &[u32] = match self {
@@ -86,15 +87,14 @@ impl Durability {
             && wanted.iter().zip(said).all(
                 |(wanted, said)| matches!(said, Value::Int(said) if *said >= i64::from(*wanted)),
             );
-        let unknown = || {
+        (!reached).then(|| {
             StoreError::unknown(
                 "too few replicas or disks confirmed the write (the store's `durability`)",
             )
-        };
-        (!reached).then(unknown)
+        })
     }
 
-    /// Why a server does not support this durability, if so.
+    /// Returns why a server does not support this durability, if so.
     pub(super) fn refusal(self, info: &Info<'_>) -> Option<StoreError> {
         let Self::Fsync { .. } = self else {
             return None;
@@ -112,7 +112,7 @@ impl Durability {
         })
     }
 
-    /// What the server currently lacks for this durability, if anything.
+    /// Returns a warning if the server currently lacks something for this durability.
     pub(super) fn warning(self, info: &Info<'_>) -> Option<String> {
         let (Self::Replicas { count: wanted, .. }
         | Self::Fsync {
@@ -154,6 +154,10 @@ fn millis(timeout: Duration) -> u64 {
 mod tests {
     use super::*;
 
+    fn both(local: i64, replicas: i64) -> Value {
+        Value::Array(vec![Value::Int(local), Value::Int(replicas)])
+    }
+
     #[test]
     fn only_what_has_gone_so_far_counts() {
         let timeout = Duration::from_secs(1);
@@ -162,7 +166,6 @@ mod tests {
             replicas: 1,
             timeout,
         };
-        let both = |local, replicas| Value::Array(vec![Value::Int(local), Value::Int(replicas)]);
         for (level, said, reached) in [
             (replicas, Value::Int(2), true),
             (replicas, Value::Int(3), true),

@@ -11,7 +11,7 @@ use redis::{ErrorKind, RedisError, ServerError};
 /// The most characters of the server's error text that an error repeats.
 const MAX_DETAIL_CHARS: usize = 160;
 
-/// What a caller can do.
+/// The action that the caller can take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     /// Not executed: try again later.
@@ -24,14 +24,14 @@ enum Class {
     Unreadable,
 }
 
-/// Whether the connection is kept.
+/// The consequence for the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Connection {
     Keep,
     Replace,
 }
 
-/// One line of the table: an error code, what it means, and its text.
+/// A line of the table: an error code, what it means, and its text.
 struct Meaning {
     code: &'static str,
     class: Class,
@@ -59,7 +59,7 @@ const NO_PASSWORD: &str = "the server requires a password: set it in the URL, or
 const WRONG_PASSWORD: &str = "the server refuses the user name or password: correct them in the URL, or the password in the \
                               store's `password` (in Rust `password_file`)";
 
-/// How rustls begins the reason for which it does not accept a certificate.
+/// The beginning of the reason for which rustls does not accept a certificate.
 const NOT_ACCEPTED: &str = "invalid peer certificate: ";
 
 use Class::{KeyUnavailable, Refused, Unavailable, Unreadable};
@@ -94,7 +94,7 @@ const MEANINGS: &[Meaning] = &[
     meaning("UNREADABLE", Unreadable, Keep, "it is not a record of format 1"),
 ];
 
-/// What errors without a code mean, by the beginning of their text.
+/// The errors without a code, by the beginning of their text.
 #[rustfmt::skip]
 const CODELESS: &[Meaning] = &[
     meaning("max number of clients reached", Unavailable, Replace, "the server has too many clients (maxclients)"),
@@ -155,17 +155,18 @@ pub(super) fn of_client(error: &RedisError) -> StoreError {
     }
 }
 
-/// Whether the connection that returned this error should be replaced.
+/// Returns whether the connection that returned this error should be replaced.
 pub(super) fn ends_connection(error: &ServerError) -> bool {
     find(error).is_some_and(|meaning| meaning.connection == Replace)
 }
 
-/// Whether the server does not have the script. Then it was not executed, and loading it helps.
+/// Returns whether the server does not have the script. Then it was not executed, and loading it
+/// helps.
 pub(super) fn lacks_script(error: &ServerError) -> bool {
     error.code() == "NOSCRIPT"
 }
 
-/// Whether the server refuses keys of several slots in one call. Then it was not executed.
+/// Returns whether the server refuses keys of several slots in one call. Then it was not executed.
 pub(super) fn is_several_slots(error: &ServerError) -> bool {
     error.code() == "CROSSSLOT"
 }

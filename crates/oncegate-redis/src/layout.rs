@@ -355,103 +355,88 @@ mod tests {
         Token::from(*b"0123456789abcdef")
     }
 
+    fn print() -> Option<Fingerprint> {
+        Some(Fingerprint::from_bytes([1, 2, 3, 4, 5, 6, 7]))
+    }
+
+    const FENCING_TOKEN: Option<FencingToken> = Some(FencingToken(1_700_000_000_000_000));
+
+    fn pending(attempt: u8, recovery: Recovery, fencing_token: Option<FencingToken>) -> State {
+        State::Pending {
+            token: token(),
+            attempt,
+            recovery,
+            fencing_token,
+        }
+    }
+
+    fn released(
+        attempt: u8,
+        recovery: Recovery,
+        fencing_token: Option<FencingToken>,
+        reason: &str,
+    ) -> State {
+        State::Released {
+            by: token().tag(),
+            attempt,
+            recovery,
+            fencing_token,
+            reason: reason.to_owned(),
+        }
+    }
+
+    fn failed(handed_over: bool) -> State {
+        State::Failed {
+            by: token().tag(),
+            attempt: 5,
+            handed_over,
+            reason: "no".to_owned(),
+        }
+    }
+
     #[test]
     fn records_are_packed_as_documented() {
-        let print = Some(Fingerprint::from_bytes([1, 2, 3, 4, 5, 6, 7]));
-        let by = token().tag();
-        let fencing_token = Some(FencingToken(1_700_000_000_000_000));
         check(
-            State::Pending {
-                token: token(),
-                attempt: 1,
-                recovery: Recovery::None,
-                fencing_token: None,
-            },
+            pending(1, Recovery::None, None),
             None,
             b"P0123456789abcdef\0\0\0\0\0\0\0\x01",
         );
         check(
-            State::Pending {
-                token: token(),
-                attempt: 255,
-                recovery: Recovery::Earlier,
-                fencing_token,
-            },
-            print,
+            pending(255, Recovery::Earlier, FENCING_TOKEN),
+            print(),
             b"Q0123456789abcdef\x01\x02\x03\x04\x05\x06\x07\xff1700000000000000",
         );
         check(
-            State::Pending {
-                token: token(),
-                attempt: 2,
-                recovery: Recovery::Takeover,
-                fencing_token: None,
-            },
+            pending(2, Recovery::Takeover, None),
             None,
             b"R0123456789abcdef\0\0\0\0\0\0\0\x02",
         );
         check(
-            State::Released {
-                by,
-                attempt: 3,
-                recovery: Recovery::None,
-                fencing_token: None,
-                reason: "1234".to_owned(),
-            },
+            released(3, Recovery::None, None, "1234"),
             None,
             b"S0123\0\0\0\0\0\0\0\x0300000000000000001234",
         );
         check(
-            State::Released {
-                by,
-                attempt: 3,
-                recovery: Recovery::Earlier,
-                fencing_token,
-                reason: String::new(),
-            },
+            released(3, Recovery::Earlier, FENCING_TOKEN, ""),
             None,
             b"T0123\0\0\0\0\0\0\0\x031700000000000000",
         );
-        let reason = "stop".to_owned();
         check(
-            State::Released {
-                by,
-                attempt: 1,
-                recovery: Recovery::Takeover,
-                fencing_token: None,
-                reason,
-            },
+            released(1, Recovery::Takeover, None, "stop"),
             None,
             b"U0123\0\0\0\0\0\0\0\x010000000000000000stop",
         );
+        let completed = State::Completed {
+            by: token().tag(),
+            result: Bytes::from_static(b"\0\xff"),
+        };
         check(
-            State::Completed {
-                by,
-                result: Bytes::from_static(b"\0\xff"),
-            },
-            print,
+            completed,
+            print(),
             b"C0123\x01\x02\x03\x04\x05\x06\x07\0\xff",
         );
-        check(
-            State::Failed {
-                by,
-                attempt: 5,
-                handed_over: false,
-                reason: "no".to_owned(),
-            },
-            None,
-            b"F0123\0\0\0\0\0\0\0\x05no",
-        );
-        check(
-            State::Failed {
-                by,
-                attempt: 5,
-                handed_over: true,
-                reason: "no".to_owned(),
-            },
-            None,
-            b"G0123\0\0\0\0\0\0\0\x05no",
-        );
+        check(failed(false), None, b"F0123\0\0\0\0\0\0\0\x05no");
+        check(failed(true), None, b"G0123\0\0\0\0\0\0\0\x05no");
     }
 
     // invariant: garbage-as-answer

@@ -86,42 +86,40 @@ mod pipeline;
 mod removal;
 mod replies;
 mod report;
+mod request;
 mod rights;
 mod scripts;
 mod sentinel;
 mod shortcut;
 mod slots;
+mod sources;
+mod store;
 #[cfg(feature = "tls")]
 mod tls;
+mod topology;
 mod watch;
 mod witnesses;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex};
-use std::time::SystemTime;
 
-use async_trait::async_trait;
 use deadpool_redis::Pool;
-use futures_util::future::join;
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_core::store::{
-    Checkup, Command, Completed, RecordSnapshot, Store, StoreError, StoreLoss, Upkeep,
-};
+use oncegate_core::store::{Command, StoreError};
 use redis::Value;
 
-use self::buckets::{marked, unmarked};
 use self::builder::Origin;
-use self::checkup::{Accepted, Persistence};
-use self::cluster::Cluster;
+use self::checkup::Accepted;
 use self::driver::Driver;
-use self::link::{Answer, LaneName, Node};
+use self::link::LaneName;
 use self::losses::Losses;
 use self::memory::FullestServer;
-use self::scripts::{Request, Scripts};
-use oncegate_store_toolkit::batch::MAX_BATCH_ITEMS;
-use oncegate_store_toolkit::clock;
+use self::replies::Answer;
+use self::request::Request;
+use self::scripts::Scripts;
+use self::topology::Topology;
 
 pub use self::builder::RedisBuilder;
 pub use self::durability::Durability;
@@ -175,68 +173,6 @@ struct Inner {
     _driver: Driver,
 }
 
-/// The servers that hold the keys.
-enum Topology {
-    /// One server holds all keys.
-    One(Arc<Node>),
-    /// Each key is in the node that has its slot.
-    Cluster(Cluster),
-}
-
-impl Topology {
-    /// Sends one request per item to the server that holds its key. Returns the answers in the
-    /// order of the items.
-    async fn ask<T: Sync>(
-        &self,
-        lane: LaneName,
-        items: &[T],
-        slot: impl Fn(&T) -> u16 + Send,
-        request: impl Fn(&T) -> Request + Send + Sync,
-    ) -> Vec<Answer> {
-        match self {
-            Self::One(node) => {
-                let requests = items.iter().map(&request).collect();
-                node.ask(lane, requests).await
-            }
-            Self::Cluster(cluster) => cluster.ask(lane, items, slot, request).await,
-        }
-    }
-
-    /// Sends the request for one item.
-    async fn ask_one<T: Sync>(
-        &self,
-        lane: LaneName,
-        item: &T,
-        slot: impl Fn(&T) -> u16 + Send,
-        request: impl Fn(&T) -> Request + Send + Sync,
-    ) -> Answer {
-        match self {
-            Self::One(node) => node.ask_one(lane, request(item)).await,
-            Self::Cluster(cluster) => {
-                // Boxed: otherwise the future of every message would be larger.
-                let answers =
-                    Box::pin(cluster.ask(lane, std::slice::from_ref(item), slot, request)).await;
-                answers.into_iter().next().unwrap_or_else(no_answer)
-            }
-        }
-    }
-
-    /// Sends the same request to every server that holds keys. Returns each answer with the
-    /// server's address.
-    async fn ask_all(&self, request: impl Fn() -> Request + Send) -> Vec<(Arc<str>, Answer)> {
-        match self {
-            Self::One(node) => {
-                let answers = node.ask(LaneName::Bulk, vec![request()]).await;
-                answers
-                    .into_iter()
-                    .map(|answer| (Arc::clone(&node.address), answer))
-                    .collect()
-            }
-            Self::Cluster(cluster) => cluster.ask_all(request).await,
-        }
-    }
-}
-
 impl RedisStore {
     /// Connects to one of the URLs above with the default options.
     ///
@@ -269,9 +205,14 @@ impl RedisStore {
         let Inner {
             topology, scripts, ..
         } = &*self.inner;
-        let request = |command: &&Command| scripts.request(command);
-        let slot = |command: &&Command| scripts.slot(&command.key);
-        let answers = topology.ask(lane, commands, slot, request).await;
+        let answers = topology
+            .ask(
+                lane,
+                commands,
+                |command| scripts.slot(&command.key),
+                |command| scripts.request(command),
+            )
+            .await;
         let settled = commands
             .iter()
             .zip(answers)
@@ -282,19 +223,24 @@ impl RedisStore {
             .zip(&settled)
             .filter(|(_, settled)| settled.is_none());
         let unclear: Vec<&Command> = unclear.map(|(command, _)| *command).collect();
-        let script = |command: &&Command| scripts.script(command);
         let answers = if unclear.is_empty() {
             Vec::new()
         } else {
-            topology.ask(lane, &unclear, slot, script).await
+            topology
+                .ask(
+                    lane,
+                    &unclear,
+                    |command| scripts.slot(&command.key),
+                    |command| scripts.script(command),
+                )
+                .await
         };
         let mut script_replies = unclear
             .iter()
             .zip(answers)
             .map(|(command, answer)| replies::of_script(command, answer));
-        let settled = settled.into_iter();
-        let no_reply = || Err(StoreError::unknown("no answer"));
         settled
+            .into_iter()
             .map(|settled| {
                 settled
                     .or_else(|| script_replies.next())
@@ -308,14 +254,17 @@ impl RedisStore {
         let Inner {
             topology, scripts, ..
         } = &*self.inner;
-        let slot = |command: &Command| scripts.slot(&command.key);
-        let request = |command: &Command| scripts.request(command);
-        let answer = topology.ask_one(lane, command, slot, request).await;
+        let slot = scripts.slot(&command.key);
+        let answer = topology
+            .ask_one(lane, command, |_| slot, |command| scripts.request(command))
+            .await;
         if let Some(settled) = scripts.settled(command, answer) {
             return settled;
         }
-        let script = |command: &Command| scripts.script(command);
-        replies::of_script(command, topology.ask_one(lane, command, slot, script).await)
+        let answer = topology
+            .ask_one(lane, command, |_| slot, |command| scripts.script(command))
+            .await;
+        replies::of_script(command, answer)
     }
 
     /// Sends one request about a key that is not a record.
@@ -324,14 +273,12 @@ impl RedisStore {
         key: &str,
         request: impl Fn(&&str) -> Request + Send + Sync,
     ) -> Result<Value, StoreError> {
-        let request = |key: &&str| request(key);
-        let slot = |key: &&str| slots::slot(key);
-        replies::value(
-            self.inner
-                .topology
-                .ask_one(LaneName::Bulk, &key, slot, request)
-                .await,
-        )
+        let answer = self
+            .inner
+            .topology
+            .ask_one(LaneName::Bulk, &key, |key| slots::slot(key), request)
+            .await;
+        replies::value(answer)
     }
 }
 
@@ -361,253 +308,9 @@ impl fmt::Debug for RedisStore {
     }
 }
 
-#[async_trait]
-impl Store for RedisStore {
-    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        let losses = &self.inner.losses;
-        let refused_before = losses.refusal();
-        let is_sent = |command: &&Command| refused_before.is_none() || !is_claim(command);
-        let (heartbeats, bulk): (Vec<&Command>, Vec<&Command>) = commands
-            .iter()
-            .filter(is_sent)
-            .partition(|command| is_heartbeat(command));
-        let (bulk, heartbeats) = join(
-            self.apply(LaneName::Bulk, &bulk),
-            self.apply(LaneName::Heartbeats, &heartbeats),
-        )
-        .await;
-        let (mut bulk, mut heartbeats) = (bulk.into_iter(), heartbeats.into_iter());
-        // A loss may have been noticed meanwhile, and then the server knows less than it should.
-        let refused = losses.refusal().map(StoreError::refused);
-        let read = |command: &Command| {
-            if !is_sent(&command) {
-                return Err(StoreError::refused(
-                    refused_before.as_deref().unwrap_or_default(),
-                ));
-            }
-            let lane = if is_heartbeat(command) {
-                &mut heartbeats
-            } else {
-                &mut bulk
-            };
-            let reply = lane
-                .next()
-                .unwrap_or_else(|| Err(StoreError::unknown("no answer")));
-            match refused.as_ref().filter(|_| is_claim(command)) {
-                Some(refused) => Err(refused.clone()),
-                None => reply,
-            }
-        };
-        commands.iter().map(read).collect()
-    }
-
-    async fn execute_one(&self, command: Command) -> Result<Reply, StoreError> {
-        let refusal = || {
-            let refusal = if is_claim(&command) {
-                self.inner.losses.refusal()
-            } else {
-                None
-            };
-            refusal.map(StoreError::refused)
-        };
-        if let Some(refused) = refusal() {
-            return Err(refused);
-        }
-        let reply = self.apply_one(lane_of(&command), &command).await;
-        // A loss may have been noticed meanwhile, and then the server knows less than it should.
-        refusal().map_or(reply, Err)
-    }
-
-    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
-        let Inner {
-            topology, scripts, ..
-        } = &*self.inner;
-        let request = |key: &StoreKey| scripts.read(key);
-        let answers = topology
-            .ask(LaneName::Bulk, &keys, |key| scripts.slot(key), request)
-            .await;
-        keys.iter()
-            .zip(answers)
-            .map(|(key, answer)| replies::snapshot(answer, key))
-            .collect()
-    }
-
-    /// Reads the records without their expiry, which costs more than the record itself.
-    ///
-    /// The first read of each batch uses a script that a demoted primary refuses. The refusal
-    /// applies to the whole batch: old data of such a server must not lead to an acknowledgement. A
-    /// demoted node of a cluster redirects every read to the primary, so in a cluster all are plain
-    /// reads.
-    async fn prefetch(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
-        let Inner {
-            topology, scripts, ..
-        } = &*self.inner;
-        // Only a script can write a record once more for its durability, or read buckets.
-        let all = self.inner.durability != Durability::Primary || scripts.buckets().is_some();
-        let is_guard = |position: usize| {
-            all || (matches!(topology, Topology::One(_))
-                && position.is_multiple_of(MAX_BATCH_ITEMS))
-        };
-        let items: Vec<(usize, &StoreKey)> = keys.iter().enumerate().collect();
-        let request = |(position, key): &(usize, &StoreKey)| {
-            if is_guard(*position) {
-                scripts.prefetch(key)
-            } else {
-                Request::get(key.as_str())
-            }
-        };
-        let answers = topology
-            .ask(
-                LaneName::Bulk,
-                &items,
-                |(_, key)| scripts.slot(key),
-                request,
-            )
-            .await;
-        let mut refusal = None;
-        let read = |(position, (key, answer)): (usize, (&StoreKey, Answer))| {
-            let record = if is_guard(position) {
-                let first = replies::snapshot(answer, key);
-                refusal = first
-                    .as_ref()
-                    .err()
-                    .filter(|error| is_not_about_a_key(error))
-                    .cloned();
-                first?.map(|snapshot| snapshot.record)
-            } else {
-                refusal.clone().map_or(Ok(()), Err)?;
-                replies::record(answer, key)?
-            };
-            Ok(record.and_then(Completed::of))
-        };
-        keys.iter().zip(answers).enumerate().map(read).collect()
-    }
-
-    async fn describe(
-        &self,
-        scope: &Scope,
-        expected: Option<&str>,
-        proposed: &str,
-    ) -> Result<String, StoreError> {
-        self.try_rights(scope).await?;
-        let scripts = &self.inner.scripts;
-        let buckets = scripts.buckets();
-        let (marked, proposed) = (
-            expected.map(|expected| marked(buckets, expected)),
-            marked(buckets, proposed),
-        );
-        let request = |key: &&str| scripts.describe(key, marked.as_deref(), &proposed);
-        match self.ask_about(&descriptor_key(scope), request).await? {
-            Value::Nil => Ok(expected.unwrap_or_default().to_owned()),
-            Value::BulkString(kept) => unmarked(buckets, &String::from_utf8_lossy(&kept)),
-            _ => Err(StoreError::unknown(
-                "describe.lua returned an unexpected answer",
-            )),
-        }
-    }
-
-    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
-        // A plain read would be answered by a replica that lags, too, behind an address that
-        // follows the primary.
-        match self
-            .ask_about(&descriptor_key(scope), |key| {
-                self.inner.scripts.described(key)
-            })
-            .await?
-        {
-            Value::Nil => Ok(None),
-            Value::BulkString(kept) => unmarked(
-                self.inner.scripts.buckets(),
-                &String::from_utf8_lossy(&kept),
-            )
-            .map(Some),
-            _ => Err(StoreError::unknown(
-                "the server returned an unexpected answer",
-            )),
-        }
-    }
-
-    fn shard(&self, key: &StoreKey) -> u64 {
-        match &self.inner.topology {
-            Topology::One(_) => 0,
-            Topology::Cluster(cluster) => cluster.shard(self.inner.scripts.slot(key)),
-        }
-    }
-
-    fn loss(&self) -> Option<StoreLoss> {
-        self.inner.losses.loss()
-    }
-
-    fn accept_loss(&self) {
-        self.inner.losses.accept_loss();
-    }
-
-    fn check_spacing(&self) -> u32 {
-        self.inner.losses.spacing()
-    }
-
-    fn upkeep(&self) -> Upkeep {
-        Upkeep {
-            memory: self.inner.memory.get(),
-            ..Upkeep::default()
-        }
-    }
-
-    async fn check(&self) -> Result<Checkup, StoreError> {
-        let Inner {
-            topology,
-            address,
-            warnings,
-            durability,
-            accepted,
-            ..
-        } = &*self.inner;
-        let asked = SystemTime::now();
-        let (infos, persistences) = join(
-            topology.ask_all(Request::info),
-            topology.ask_all(Request::persistence),
-        )
-        .await;
-        let answered = SystemTime::now();
-        let mut checkups = Vec::new();
-        for (node, answer) in infos {
-            let Value::BulkString(info) = replies::value(answer)? else {
-                return Err(StoreError::unknown("INFO returned an unexpected answer"));
-            };
-            let persistence = persistences.iter().find(|(of, _)| *of == node);
-            let persistence = persistence.map(|(_, answer)| Persistence::of(answer.as_ref().ok()));
-            let info = String::from_utf8_lossy(&info);
-            let info = checkup::Info(&info);
-            let mut checkup = checkup::read(
-                &info,
-                &persistence.unwrap_or_default(),
-                &node,
-                *durability,
-                *accepted,
-            )?;
-            let clock = info
-                .clock()
-                .and_then(|server| clock::warning(server, asked, answered));
-            checkup.warnings.extend(clock);
-            checkups.push(checkup);
-        }
-        let checkup = match topology {
-            Topology::One(_) => checkups.pop(),
-            Topology::Cluster(_) => checkup::of_cluster(checkups, address),
-        };
-        let mut checkup = checkup.ok_or_else(|| StoreError::unknown("no server has answered"))?;
-        checkup.warnings.extend(warnings.iter().cloned());
-        Ok(checkup)
-    }
-}
-
 /// A record's key has a digest after the colon, and no digest is ever this word.
 fn descriptor_key(scope: &Scope) -> String {
     format!("{}:descriptor", scope.as_str())
-}
-
-fn is_claim(command: &Command) -> bool {
-    matches!(command.operation, Operation::Claim { .. })
 }
 
 fn lane_of(command: &Command) -> LaneName {
@@ -627,6 +330,6 @@ fn no_answer() -> Answer {
     Err(StoreError::unknown("no answer"))
 }
 
-fn is_not_about_a_key(error: &StoreError) -> bool {
-    !matches!(error, StoreError::Unreadable { .. })
+fn no_reply() -> Result<Reply, StoreError> {
+    Err(StoreError::unknown("no answer"))
 }

@@ -12,7 +12,6 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use oncegate_core::store::StoreError;
-use redis::Value;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -22,7 +21,9 @@ use super::driver::Jobs;
 use super::durability::Durability;
 use super::losses::Losses;
 use super::pipeline::{self, ReadyConnection};
-use super::scripts::{Request, Scripts};
+use super::replies::Answer;
+use super::request::Request;
+use super::scripts::Scripts;
 use oncegate_store_toolkit::batch::{self, Carrier, CarrierGone, Joiner};
 
 /// The most pipelines of a lane in flight at once: while one is answered, the next is read.
@@ -52,10 +53,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 /// After a connection that lasted at least this long, the lane reconnects without a pause.
 const GOOD_CONNECTION: Duration = Duration::from_secs(1);
 
-/// The server's answer to one command of a pipeline. Errors of the server are values here.
-pub(super) type Answer = Result<Value, StoreError>;
-
-/// One server: a lane for bulk, and one for heartbeats, which must not queue behind bulk.
+/// A server: a lane for bulk, and one for heartbeats, which must not queue behind bulk.
 ///
 /// Its lanes end when it is dropped.
 #[derive(Debug)]
@@ -68,7 +66,7 @@ pub(super) struct Node {
     direct: Arc<Direct>,
 }
 
-/// Which lane of a node carries a request.
+/// The lane of a node that carries a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LaneName {
     Bulk,
@@ -83,9 +81,9 @@ pub(super) struct Shared {
     pub(super) response_timeout: Duration,
     pub(super) durability: Durability,
     pub(super) losses: Arc<Losses>,
-    /// Whether a server has refused a call with keys of several slots, although its INFO says that
-    /// it is not in cluster mode: a proxy in front of several servers. From then on, no call has
-    /// more than one key.
+    /// `true` once a server has refused a call with keys of several slots, although its INFO says
+    /// that it is not in cluster mode: it is a proxy in front of several servers. From then on, no
+    /// call has more than one key.
     pub(super) is_sharded: Arc<AtomicBool>,
 }
 
@@ -103,44 +101,43 @@ impl Node {
         connector: Connector,
         shared: Shared,
     ) -> (Self, [Up; 2]) {
-        let direct = |callers| Arc::new(Direct::new(shared.clone(), Arc::clone(&address), callers));
-        let (for_bulk, for_heartbeats) = (direct(jobs.callers()), direct(None));
-        let lane = |name, direct: &Arc<Direct>| {
-            let (joiner, carrier) = batch::channel();
-            let (up, is_up) = oneshot::channel();
-            let (connector, shared, direct) =
-                (connector.clone(), shared.clone(), Arc::clone(direct));
-            let mut lane = Lane {
-                name,
-                node: Arc::clone(&address),
-                carrier,
-                connector,
-                shared,
-                direct,
-            };
-            match name {
-                LaneName::Bulk => {
-                    let lane = LaneBesideCallers {
-                        lane: Some(lane),
-                        jobs: jobs.clone(),
-                    };
-                    jobs.run_beside_callers(lane.run(up));
-                }
-                LaneName::Heartbeats => jobs.run(async move { lane.run(Some(up)).await }),
-            }
-            (joiner, is_up)
+        let (bulk, carrier) = batch::channel();
+        let direct = Direct::new(shared.clone(), Arc::clone(&address), jobs.callers());
+        let direct = Arc::new(direct);
+        let bulk_lane = Lane {
+            name: LaneName::Bulk,
+            node: Arc::clone(&address),
+            carrier,
+            connector: connector.clone(),
+            shared: shared.clone(),
+            direct: Arc::clone(&direct),
         };
-        let (bulk, bulk_is_up) = lane(LaneName::Bulk, &for_bulk);
-        let (heartbeats, heartbeats_are_up) = lane(LaneName::Heartbeats, &for_heartbeats);
-        (
-            Self {
-                address,
-                bulk,
-                heartbeats,
-                direct: for_bulk,
-            },
-            [bulk_is_up, heartbeats_are_up],
-        )
+        let bulk_lane = LaneBesideCallers {
+            lane: Some(bulk_lane),
+            jobs: jobs.clone(),
+        };
+        let (up, bulk_is_up) = oneshot::channel();
+        jobs.run_beside_callers(bulk_lane.run(up));
+
+        let (heartbeats, carrier) = batch::channel();
+        let mut heartbeat_lane = Lane {
+            name: LaneName::Heartbeats,
+            node: Arc::clone(&address),
+            carrier,
+            connector,
+            direct: Arc::new(Direct::new(shared.clone(), Arc::clone(&address), None)),
+            shared,
+        };
+        let (up, heartbeats_are_up) = oneshot::channel();
+        jobs.run(async move { heartbeat_lane.run(Some(up)).await });
+
+        let node = Self {
+            address,
+            bulk,
+            heartbeats,
+            direct,
+        };
+        (node, [bulk_is_up, heartbeats_are_up])
     }
 
     /// Sends requests. Returns one answer for each, in their order.
@@ -188,7 +185,7 @@ fn ended(gone: &CarrierGone) -> StoreError {
     }
 }
 
-/// One connection and its queue.
+/// A connection and its queue.
 struct Lane {
     name: LaneName,
     node: Arc<str>,
@@ -285,7 +282,8 @@ impl Lane {
                         Duration::ZERO
                     };
                     if let Standing::Down(reason) = &next {
-                        let (node, lane) = (&*self.node, self.name);
+                        let node = &*self.node;
+                        let lane = self.name;
                         tracing::warn!(node, ?lane, %reason, "lost the connection to the store");
                     }
                     next
@@ -306,9 +304,12 @@ impl Lane {
         loop {
             let own = pipelines.len();
             let at_least = if own == 0 { 1 } else { WORTH_A_PIPELINE };
-            let undivided = || match UNDER_WAY.load(Ordering::Relaxed) > own {
-                true => UNDIVIDED_BESIDE_OTHERS,
-                false => UNDIVIDED_REQUESTS,
+            let undivided = || {
+                if UNDER_WAY.load(Ordering::Relaxed) > own {
+                    UNDIVIDED_BESIDE_OTHERS
+                } else {
+                    UNDIVIDED_REQUESTS
+                }
             };
             tokio::select! {
                 biased;
@@ -327,11 +328,11 @@ impl Lane {
                     let sending =
                         pipeline::send_pipeline(shared, Arc::clone(&self.node), ready.clone(), batch, pipelines.len());
                     let under_way = (UnderWay::begin(), in_flight);
-                    let finish = move |broken| {
+                    let sent = sending.map(move |broken| {
                         drop(under_way);
                         PipelineResult { generation, broken }
-                    };
-                    pipelines.push(sending.map(finish).boxed());
+                    });
+                    pipelines.push(sent.boxed());
                 }
             }
         }
@@ -347,11 +348,9 @@ impl Lane {
         pipelines: &mut Pipelines,
     ) -> Standing {
         loop {
-            let (connector, shared, node) = (
-                self.connector.clone(),
-                self.shared.clone(),
-                Arc::clone(&self.node),
-            );
+            let connector = self.connector.clone();
+            let shared = self.shared.clone();
+            let node = Arc::clone(&self.node);
             let pause_now = *pause;
             let attempt = async move {
                 tokio::time::sleep(pause_now).await;

@@ -1,5 +1,4 @@
-//! What a connection proves who it is with: a password and certificates, read whenever a connection
-//! is opened.
+//! The password and certificates of a connection, read whenever a connection is opened.
 
 use std::path::PathBuf;
 
@@ -46,22 +45,22 @@ impl Login {
 }
 
 fn password(path: &std::path::Path) -> Result<String, StoreError> {
-    let refuse = |why: &dyn std::fmt::Display| {
-        StoreError::refused(format!(
-            "the password cannot be read from {}: {why}",
-            path.display()
-        ))
-    };
-    let text = std::fs::read_to_string(path).map_err(|error| refuse(&error))?;
+    let text = std::fs::read_to_string(path).map_err(|error| unreadable(path, &error))?;
     if text.len() > PASSWORD_MAX_BYTES {
-        return Err(refuse(&format_args!(
-            "{} bytes are too many for a password",
-            text.len()
-        )));
+        let bytes = text.len();
+        let why = format_args!("{bytes} bytes are too many for a password");
+        return Err(unreadable(path, &why));
     }
     // Editors end a file with a line feed.
     Ok(text
         .strip_suffix('\n')
         .map_or(text.as_str(), |text| text.trim_end_matches('\r'))
         .to_owned())
+}
+
+fn unreadable(path: &std::path::Path, why: &dyn std::fmt::Display) -> StoreError {
+    StoreError::refused(format!(
+        "the password cannot be read from {}: {why}",
+        path.display()
+    ))
 }

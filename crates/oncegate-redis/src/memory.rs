@@ -60,16 +60,15 @@ mod tests {
 
     #[test]
     fn a_limit_of_zero_is_none() {
-        let read = |info: &str| of(&Info(info));
         assert_eq!(
-            read("used_memory:1024\r\nmaxmemory:0\r\n"),
+            of(&Info("used_memory:1024\r\nmaxmemory:0\r\n")),
             Some(server(1_024, None))
         );
         assert_eq!(
-            read("used_memory:1024\r\nmaxmemory:4096\r\n"),
+            of(&Info("used_memory:1024\r\nmaxmemory:4096\r\n")),
             Some(server(1_024, Some(4_096)))
         );
-        assert_eq!(read("redis_version:7.0.15\r\n"), None);
+        assert_eq!(of(&Info("redis_version:7.0.15\r\n")), None);
     }
 
     #[test]

@@ -12,15 +12,16 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::checkup::Info;
 use super::connector::Connector;
 use super::durability::Durability;
-use super::link::{Answer, Shared};
-use super::scripts::{Request, Scripts, What};
+use super::link::Shared;
+use super::replies::Answer;
+use super::request::{Request, What};
+use super::scripts::Scripts;
 use super::shortcut::{Abilities, First, Kind};
 use super::witnesses::{Completed, Witness};
 use super::{errors, no_answer};
 use oncegate_store_toolkit::batch::{Batch, Item as _};
 
-/// How often scripts that are missing on the server are loaded again for one pipeline before it
-/// gives up.
+/// The number of times that missing scripts are loaded again for one pipeline before it gives up.
 const MAX_REPAIRS: usize = 3;
 
 /// The time that each command adds to the time limit of a pipeline.
@@ -72,9 +73,10 @@ pub(super) async fn connect(
     let deadline = Instant::now() + shared.response_timeout;
     let sent = send(&mut connection, &greeting, deadline).await;
     let answers = sent.map_err(|why| {
-        StoreError::unavailable(match connector.is_tls() {
-            true => format!("{why}{HANDSHAKE}"),
-            false => why,
+        StoreError::unavailable(if connector.is_tls() {
+            format!("{why}{HANDSHAKE}")
+        } else {
+            why
         })
     })?;
     // Reads of keys that are on another server, or of other scopes, may return an error, which is
@@ -164,24 +166,20 @@ pub(super) async fn exchange(
             Err(error) => lost = Some(error),
         }
     }
-    let is_several_slots = |value: &Value| matches!(value, Value::ServerError(error) if errors::is_several_slots(error));
-    if values.iter().any(is_several_slots) && !shared.is_sharded.swap(true, Ordering::Relaxed) {
+    let is_several_slots = values
+        .iter()
+        .any(|value| matches!(value, Value::ServerError(error) if errors::is_several_slots(error)));
+    if is_several_slots && !shared.is_sharded.swap(true, Ordering::Relaxed) {
         tracing::warn!(
             node = address,
             "the server is sharded behind a proxy: from now on each call has one key, and a loss of records is detected \
              only by records that are missing, because INFO shows one of its shards"
         );
     }
-    let ends = |value: &Value| match value {
-        Value::ServerError(error) if errors::ends_connection(error) => {
-            Some(errors::store_error(error, None))
-        }
-        _ => None,
-    };
     let broken = lost
         .as_ref()
         .map(StoreError::unavailable)
-        .or_else(|| values.iter().find_map(ends));
+        .or_else(|| values.iter().find_map(end_of_connection));
     let answers = builder.unload(values, |value| match (&lost, &missing) {
         // The command was sent again, and that answer is lost.
         (Some(lost), _) if lacks_script(value) => Some(StoreError::unknown(lost)),
@@ -199,17 +197,17 @@ pub(super) async fn exchange(
 #[derive(Default)]
 struct PipelineBuilder {
     pipeline: Pipeline,
-    /// What each command is for.
+    /// The purpose of each command.
     carried: Vec<Carried>,
     /// The number of requests.
     count: usize,
     /// The completions, each with the index of its request.
     completed: Vec<(usize, Completed)>,
-    /// Whether the last command asks for the durability of the others.
+    /// `true` if the last command asks for the durability of the others.
     confirmed: bool,
 }
 
-/// What a command of a pipeline is for.
+/// The purpose of a command of a pipeline.
 enum Carried {
     /// `ASKING` is not a request. The answer to the next command shows whether it took effect.
     Asking,
@@ -303,7 +301,7 @@ impl PipelineBuilder {
         self.pipeline.add_command(cmd);
     }
 
-    /// Whether the command at `place` needs ASKING before it.
+    /// Returns whether the command at `place` needs ASKING before it.
     fn is_asking(&self, place: usize) -> bool {
         let before = place
             .checked_sub(1)
@@ -337,26 +335,22 @@ impl PipelineBuilder {
     ) -> Vec<Answer> {
         let mut answers: Vec<Option<Answer>> = Vec::new();
         answers.resize_with(self.count, || None);
-        let mut put = |place: usize, answer: Answer| {
-            if let Some(slot) = answers.get_mut(place) {
-                *slot = Some(answer);
-            }
-        };
         for (carried, value) in self.carried.iter().zip(values) {
             let spoilt = spoilt(&value);
             match carried {
                 Carried::Asking | Carried::Load => {}
-                Carried::One(place) => put(*place, spoilt.map_or(Ok(value), Err)),
+                Carried::One(place) => {
+                    put(&mut answers, *place, spoilt.map_or(Ok(value), Err));
+                }
                 Carried::Many(kind, places) => {
                     let count = places.len();
                     let own = match spoilt {
                         Some(spoilt) => vec![Err(spoilt); count],
                         None => kind.answers(value, count),
                     };
-                    places
-                        .iter()
-                        .zip(own)
-                        .for_each(|(place, answer)| put(*place, answer));
+                    for (place, answer) in places.iter().zip(own) {
+                        put(&mut answers, *place, answer);
+                    }
                 }
             }
         }
@@ -369,12 +363,22 @@ impl PipelineBuilder {
     /// The last completion that the server has applied. One that it had applied before is none: its
     /// retention began then.
     fn witness(&self, scripts: &Scripts, answers: &[Answer]) -> Option<Witness> {
-        let is_held = |(place, _): &&(usize, Completed)| match answers.get(*place) {
-            Some(Ok(Value::BulkString(said))) => matches!(said.as_slice(), b"H" | b"R"),
-            Some(Ok(value)) => *value == Value::Okay,
-            _ => false,
-        };
-        scripts.witness(&self.completed.iter().rev().find(is_held)?.1)
+        let (_, completed) =
+            self.completed
+                .iter()
+                .rev()
+                .find(|(place, _)| match answers.get(*place) {
+                    Some(Ok(Value::BulkString(said))) => matches!(said.as_slice(), b"H" | b"R"),
+                    Some(Ok(value)) => *value == Value::Okay,
+                    _ => false,
+                })?;
+        scripts.witness(completed)
+    }
+}
+
+fn put(answers: &mut [Option<Answer>], place: usize, answer: Answer) {
+    if let Some(slot) = answers.get_mut(place) {
+        *slot = Some(answer);
     }
 }
 
@@ -383,6 +387,16 @@ fn time_limit(response_timeout: Duration, requests: &[Request]) -> Duration {
     let bytes: usize = requests.iter().map(|request| request.bytes()).sum();
     let kibibytes = u32::try_from(bytes / 1_024).unwrap_or(u32::MAX);
     response_timeout + TIMEOUT_PER_COMMAND * count + TIMEOUT_PER_KIBIBYTE * kibibytes
+}
+
+/// The error in an answer that ends the connection, if it is one.
+fn end_of_connection(value: &Value) -> Option<StoreError> {
+    match value {
+        Value::ServerError(error) if errors::ends_connection(error) => {
+            Some(errors::store_error(error, None))
+        }
+        _ => None,
+    }
 }
 
 fn lacks_script(value: &Value) -> bool {

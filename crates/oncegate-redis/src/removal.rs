@@ -4,8 +4,8 @@ use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::store::StoreError;
 
 use super::link::LaneName;
+use super::request::Request;
 use super::rights::probe;
-use super::scripts::Request;
 use super::{RedisStore, descriptor_key, replies, slots};
 
 impl RedisStore {
@@ -22,19 +22,19 @@ impl RedisStore {
     pub async fn remove(&self, scope: &Scope, keys: &[StoreKey]) -> Result<(), StoreError> {
         let mut names: Vec<String> = keys.iter().map(|key| key.as_str().to_owned()).collect();
         names.extend([descriptor_key(scope), probe(scope).as_str().to_owned()]);
-        let request = |name: &String| {
-            let mut unlink = redis::cmd("UNLINK");
-            unlink.arg(name);
-            Request::plain(unlink)
-        };
-        let slot = |name: &String| slots::slot(name);
         let answers = self
             .inner
             .topology
-            .ask(LaneName::Bulk, &names, slot, request)
+            .ask(LaneName::Bulk, &names, |name| slots::slot(name), unlink)
             .await;
         answers
             .into_iter()
             .try_for_each(|answer| replies::value(answer).map(drop))
     }
+}
+
+fn unlink(name: &String) -> Request {
+    let mut unlink = redis::cmd("UNLINK");
+    unlink.arg(name);
+    Request::plain(unlink)
 }

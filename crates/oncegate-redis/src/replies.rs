@@ -12,7 +12,9 @@ use redis::Value;
 
 use super::errors;
 use super::layout::{self, Garbage};
-use super::link::Answer;
+
+/// The server's answer to one command of a pipeline. Errors of the server are values here.
+pub(super) type Answer = Result<Value, StoreError>;
 
 /// Decodes the answer of the script for `command`.
 pub(super) fn of_script(command: &Command, answer: Answer) -> Result<Reply, StoreError> {

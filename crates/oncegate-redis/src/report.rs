@@ -1,5 +1,5 @@
-//! What the servers report about themselves, for an operator: room, records, and our scripts in
-//! their slow logs.
+//! The servers' reports about themselves, for an operator: room, records, and our scripts in their
+//! slow logs.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -8,7 +8,8 @@ use oncegate_core::store::{StoreError, StoreMemory};
 use redis::{FromRedisValue as _, Value};
 
 use super::checkup::Info;
-use super::scripts::{Request, Scripts};
+use super::request::Request;
+use super::scripts::Scripts;
 use super::{RedisStore, memory, replies};
 
 /// The most entries of a slow log that are read.
@@ -20,13 +21,13 @@ const SLOW_ENTRIES: u32 = 128;
 pub struct ServerReport {
     /// `host:port`, or empty when the caller supplied a pool.
     pub address: String,
-    /// Its memory; `None` if it does not show it.
+    /// The server's memory; `None` if it does not show it.
     pub memory: Option<StoreMemory>,
     /// The bytes of its memory that are keys and values.
     pub data_bytes: Option<u64>,
     /// The number of its keys, in all databases.
     pub keys: u64,
-    /// How many keys have expired since it started.
+    /// The number of keys that have expired since it started.
     pub expired_keys: u64,
     /// The calls of oncegate's scripts in its slow log, the newest first.
     ///
@@ -41,9 +42,9 @@ pub struct ServerReport {
 pub struct SlowCall {
     /// The script: the name of its file in `lua/`, without the ending.
     pub script: &'static str,
-    /// How long it took.
+    /// The duration of the call.
     pub took: Duration,
-    /// When it was called.
+    /// The time of the call.
     pub at: SystemTime,
 }
 
@@ -77,7 +78,8 @@ impl RedisStore {
         Ok(reports)
     }
 
-    /// Whether each record has a key of its own, so that the number of keys is that of the records.
+    /// Returns whether each record has a key of its own, so that the number of keys is that of the
+    /// records.
     pub fn has_a_key_for_each_record(&self) -> bool {
         self.inner.scripts.buckets().is_none()
     }
@@ -154,7 +156,7 @@ fn slow_call(entry: &Value, scripts: &Scripts) -> Option<SlowCall> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::scripts::Verb;
+    use super::super::sources::Verb;
     use super::*;
 
     #[test]
@@ -175,19 +177,22 @@ mod tests {
         );
     }
 
+    fn call(words: &[&str]) -> Value {
+        let words = words
+            .iter()
+            .map(|word| Value::BulkString((*word).into()))
+            .collect();
+        Value::Array(vec![
+            Value::Int(1),
+            Value::Int(100),
+            Value::Int(25_000),
+            Value::Array(words),
+        ])
+    }
+
     #[test]
     fn only_our_scripts_in_a_slow_log_are_ours() {
         let scripts = Scripts::default();
-        let text = |text: &str| Value::BulkString(text.into());
-        let call = |words: &[&str]| {
-            let words = words.iter().map(|word| text(word)).collect();
-            Value::Array(vec![
-                Value::Int(1),
-                Value::Int(100),
-                Value::Int(25_000),
-                Value::Array(words),
-            ])
-        };
         let of_others = "0123456789012345678901234567890123456789";
         let ours = scripts.sha(Verb::Complete).to_owned();
         let log = Value::Array(vec![

@@ -1,6 +1,7 @@
 //! The minimal rights that a Redis user needs, and the check that it has them.
 
-use std::sync::PoisonError;
+use std::collections::BTreeSet;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use oncegate_core::key::{Digest, Scope, StoreKey};
@@ -8,8 +9,11 @@ use oncegate_core::record::Token;
 use oncegate_core::rules::Operation;
 use oncegate_core::store::{Command, Store, StoreError};
 
-use super::scripts::Request;
+use super::request::Request;
 use super::{RedisStore, lane_of};
+
+/// The lease of the test record.
+const PROBE_LEASE: Duration = Duration::from_secs(1);
 
 /// A record that the check of the rights leaves behind expires after this time.
 const PROBE_LEFT: Duration = Duration::from_secs(1);
@@ -62,18 +66,19 @@ impl RedisStore {
     /// Done once per scope, because the descriptor of a scope is also written while messages are
     /// handled.
     pub(super) async fn try_rights(&self, scope: &Scope) -> Result<(), StoreError> {
-        let tried = || {
-            self.inner
-                .tried
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-        };
-        if tried().contains(scope) {
+        if self.tried().contains(scope) {
             return Ok(());
         }
         self.try_each_right(scope).await?;
-        tried().insert(scope.clone());
+        self.tried().insert(scope.clone());
         Ok(())
+    }
+
+    fn tried(&self) -> MutexGuard<'_, BTreeSet<Scope>> {
+        self.inner
+            .tried
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn try_each_right(&self, scope: &Scope) -> Result<(), StoreError> {
@@ -83,14 +88,6 @@ impl RedisStore {
             Token::from_bits(fastrand::u128(1..)),
             Token::from_bits(fastrand::u128(1..)),
         ];
-        let lease = Duration::from_secs(1);
-        let claim = |token, fenced| Operation::Claim {
-            token,
-            lease,
-            fingerprint: None,
-            fenced,
-            longest_lease: Duration::MAX,
-        };
         let complete = Operation::Complete {
             token: owner,
             fingerprint: None,
@@ -105,7 +102,7 @@ impl RedisStore {
             claim(other, false),
             Operation::Extend {
                 token: owner,
-                lease,
+                lease: PROBE_LEASE,
             },
         ] {
             refusal = refusal.or(self.refusal_of(&key, operation).await);
@@ -122,13 +119,12 @@ impl RedisStore {
         if self.inner.scripts.buckets().is_some() {
             // Only some completions need these.
             for (verb, field) in [("HGETALL", None), ("HDEL", Some("none"))] {
-                let request = |key: &&str| {
-                    let mut cmd = redis::cmd(verb);
-                    cmd.arg(*key).arg(field);
-                    Request::plain(cmd)
-                };
                 let answer = self
-                    .ask_about(&format!("{}:rights", scope.as_str()), request)
+                    .ask_about(&format!("{}:rights", scope.as_str()), |key| {
+                        let mut cmd = redis::cmd(verb);
+                        cmd.arg(*key).arg(field);
+                        Request::plain(cmd)
+                    })
                     .await;
                 refusal = refusal.or(answer.err().filter(is_refusal));
             }
@@ -156,7 +152,17 @@ impl RedisStore {
     }
 }
 
-/// Whether the error concerns rights: one of a full or unreachable server does not.
+fn claim(token: Token, fenced: bool) -> Operation {
+    Operation::Claim {
+        token,
+        lease: PROBE_LEASE,
+        fingerprint: None,
+        fenced,
+        longest_lease: Duration::MAX,
+    }
+}
+
+/// Returns whether the error concerns rights: one of a full or unreachable server does not.
 fn is_refusal(error: &StoreError) -> bool {
     matches!(error, StoreError::Refused { .. })
 }

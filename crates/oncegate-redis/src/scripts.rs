@@ -1,9 +1,9 @@
-//! The Lua scripts, and the requests that run them. `replies` decodes the answers.
+//! The requests that run the Lua scripts. `replies` decodes the answers.
 
 use std::borrow::Cow;
 use std::time::Duration;
 
-use oncegate_core::key::StoreKey;
+use oncegate_core::key::{Fingerprint, StoreKey};
 use oncegate_core::record::{Record, Recovery, State, StoreTime, TAIL, Token, TokenTag};
 use oncegate_core::rules::{Operation, REOPENED, Reply, cut_reason};
 use oncegate_core::store::{Command, StoreError};
@@ -11,115 +11,29 @@ use redis::{Cmd, Value};
 
 use super::buckets::{Buckets, Names};
 use super::layout;
-use super::link::Answer;
-use super::replies;
+use super::replies::{self, Answer};
+use super::request::{OVERHEAD_BYTES, Request, What};
 use super::shortcut::{self, First};
 use super::slots;
+use super::sources::{COMPACT, NAMES, Source, VERBS, Verb};
 use super::witnesses::{Completed, Witness};
-use oncegate_store_toolkit::batch::Item;
-
-/// Approximate bytes of a request on the wire besides its key and its payload.
-const OVERHEAD_BYTES: usize = 160;
-
-/// Precedes every verb when completions are kept in buckets.
-const COMPACT: &str = include_str!("../lua/compact.lua");
-
-/// What several scripts share. It replaces their line [`INCLUDE`].
-const RECORD: &str = include_str!("../lua/lib/record.lua");
-const INCLUDE: &str = "-- include lib/record.lua\n";
-
-/// One script.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
-    // These concern one record, and run through `compact.lua` when completions are kept in buckets.
-    Claim,
-    Extend,
-    Complete,
-    Release,
-    Fail,
-    HandOver,
-    Reopen,
-    Read,
-    // These do not.
-    Describe,
-    FirstClaims,
-    FirstCompletions,
-    /// The same as `Extend`, always for the record's own key alone.
-    ExtendOwn,
-}
-
-const VERBS: usize = 12;
-
-/// The files without their ending, in the order of `Verb`.
-const NAMES: [&str; VERBS] = [
-    "claim",
-    "extend",
-    "complete",
-    "release",
-    "fail",
-    "hand_over",
-    "reopen",
-    "read",
-    "describe",
-    "first_claims",
-    "first_completions",
-    "extend",
-];
 
 /// The scripts as they are sent.
 #[derive(Clone, Debug)]
 pub(super) struct Scripts {
     sources: [Source; VERBS],
     durable: bool,
-    /// Whether first attempts use shortcuts.
+    /// `true` if first attempts use shortcuts.
     shortcuts: bool,
     buckets: Option<Buckets>,
     /// The script that precedes every verb when completions are kept in buckets.
     compact: Cow<'static, str>,
 }
 
-#[derive(Clone, Debug)]
-struct Source {
-    text: Cow<'static, str>,
-    sha: Box<str>,
-}
-
-impl Source {
-    /// The script of a file in `lua/`.
-    fn file(text: &'static str) -> Self {
-        if text.contains(INCLUDE) {
-            Self::new(text.replace(INCLUDE, RECORD))
-        } else {
-            Self::new(text)
-        }
-    }
-
-    fn new(text: impl Into<Cow<'static, str>>) -> Self {
-        let text = text.into();
-        let sha = redis::Script::new(&text).get_hash().into();
-        Self { text, sha }
-    }
-}
-
 impl Default for Scripts {
     fn default() -> Self {
-        // The order is that of `Verb`.
-        let sources = [
-            Source::file(include_str!("../lua/claim.lua")),
-            Source::file(include_str!("../lua/extend.lua")),
-            Source::file(include_str!("../lua/complete.lua")),
-            Source::file(include_str!("../lua/release.lua")),
-            Source::file(include_str!("../lua/fail.lua")),
-            Source::file(include_str!("../lua/hand_over.lua")),
-            Source::file(include_str!("../lua/reopen.lua")),
-            Source::file(include_str!("../lua/read.lua")),
-            Source::file(include_str!("../lua/describe.lua")),
-            Source::file(include_str!("../lua/first_claims.lua")),
-            Source::file(include_str!("../lua/first_completions.lua")),
-            Source::file(include_str!("../lua/extend.lua")),
-        ];
         Self {
-            sources,
+            sources: Source::all(),
             durable: false,
             shortcuts: true,
             buckets: None,
@@ -129,7 +43,7 @@ impl Default for Scripts {
 }
 
 impl Scripts {
-    /// Whether a settled record is written once more, so that its durability can be confirmed.
+    /// Sets whether a settled record is written once more, so that its durability can be confirmed.
     pub(super) fn durable(self, durable: bool) -> Self {
         Self { durable, ..self }
     }
@@ -178,12 +92,8 @@ impl Scripts {
     /// When there is no such script, or the script does not contain the text exactly once.
     #[cfg(feature = "testing")]
     pub(super) fn rewrite(&mut self, name: &str, from: &str, to: &str) -> Result<(), String> {
-        let rewritten = |text: &str| match text.matches(from).count() {
-            1 => Ok(text.replace(from, to)),
-            found => Err(format!("{name}.lua has `{from}` {found} times")),
-        };
         if name == "compact" {
-            self.compact = rewritten(&self.compact)?.into();
+            self.compact = rewritten(name, &self.compact, from, to)?.into();
             return Ok(());
         }
         if !NAMES.contains(&name) {
@@ -194,7 +104,7 @@ impl Scripts {
             .zip(&mut self.sources)
             .filter(|(known, _)| **known == name)
         {
-            *source = Source::new(rewritten(&source.text)?);
+            *source = Source::new(rewritten(name, &source.text, from, to)?);
         }
         Ok(())
     }
@@ -327,44 +237,25 @@ impl Scripts {
     /// The request that runs the script of `command`.
     pub(super) fn script(&self, command: &Command) -> Request {
         let key = &command.key;
-        let mut payload_bytes = 0;
         let mut completed = None;
-        let cmd = match &command.operation {
+        let (cmd, payload_bytes) = match &command.operation {
             Operation::Claim {
                 token,
                 lease,
                 fingerprint,
                 fenced,
                 longest_lease,
-            } => {
-                let record = layout::first_attempt(
-                    token.as_bytes(),
-                    layout::fingerprint_bytes(*fingerprint),
-                );
-                let mut cmd = self.call(Verb::Claim, key, 0);
-                match record.split_last() {
-                    Some((_attempt, unnumbered)) if *fenced => cmd.arg(unnumbered),
-                    _ => cmd.arg(&record),
-                };
-                cmd.arg(layout::millis(*lease + TAIL));
-                cmd.arg(layout::millis(longest_lease.saturating_add(TAIL)));
-                if self.durable {
-                    cmd.arg("1");
-                }
-                cmd
-            }
-            Operation::Extend { token, lease } => {
-                let mut cmd = self.call(Verb::Extend, key, 0);
-                cmd.arg(token.as_bytes()).arg(layout::millis(*lease + TAIL));
-                cmd
-            }
+            } => (
+                self.claim(key, *token, *lease, *fingerprint, *fenced, *longest_lease),
+                0,
+            ),
+            Operation::Extend { token, lease } => (self.extend(key, token, *lease), 0),
             Operation::Complete {
                 token,
                 fingerprint,
                 result,
                 retention,
             } => {
-                payload_bytes = result.len();
                 let fingerprint = layout::fingerprint_bytes(*fingerprint);
                 let retention_ms = layout::millis(*retention);
                 completed = Some(Completed {
@@ -372,7 +263,8 @@ impl Scripts {
                     tag: token.tag(),
                     retention_ms,
                 });
-                self.complete(key, token, fingerprint, result, retention_ms)
+                let cmd = self.complete(key, token, fingerprint, result, retention_ms);
+                (cmd, result.len())
             }
             Operation::Release {
                 token,
@@ -381,11 +273,11 @@ impl Scripts {
                 reason,
             } => {
                 let reason = cut_reason(reason);
-                payload_bytes = reason.len();
+                let payload_bytes = reason.len();
                 let mut cmd = self.call(Verb::Release, key, payload_bytes);
                 cmd.arg(token.as_bytes()).arg(layout::millis(*delay + TAIL));
                 cmd.arg(end.as_str()).arg(reason);
-                cmd
+                (cmd, payload_bytes)
             }
             Operation::Fail {
                 token,
@@ -393,35 +285,68 @@ impl Scripts {
                 retention,
             } => {
                 let reason = cut_reason(reason);
-                payload_bytes = reason.len();
+                let payload_bytes = reason.len();
                 let mut cmd = self.call(Verb::Fail, key, payload_bytes);
                 cmd.arg(token.as_bytes())
                     .arg(layout::millis(*retention))
                     .arg(reason);
-                cmd
+                (cmd, payload_bytes)
             }
             Operation::HandOver { by: TokenTag(tag) } => {
                 let mut cmd = self.call(Verb::HandOver, key, 0);
                 cmd.arg(tag);
-                cmd
+                (cmd, 0)
             }
-            Operation::Reopen { expected } => {
-                let expected_bytes = layout::encode(expected);
-                payload_bytes = expected_bytes.len();
-                let mut cmd = self.call(Verb::Reopen, key, payload_bytes);
-                cmd.arg(expected_bytes)
-                    .arg(layout::encode(&reopened(expected)));
-                cmd.arg(layout::millis(TAIL) - 1);
-                cmd
-            }
+            Operation::Reopen { expected } => self.reopen(key, expected),
         };
         // A heartbeat does not wait for durability.
         let confirm = !matches!(command.operation, Operation::Extend { .. });
-        Request {
-            completed,
-            confirm,
-            ..Request::new(cmd, OVERHEAD_BYTES + key.as_str().len() + payload_bytes)
+        let mut request = Request::new(cmd, OVERHEAD_BYTES + key.as_str().len() + payload_bytes);
+        request.completed = completed;
+        request.confirm = confirm;
+        request
+    }
+
+    fn claim(
+        &self,
+        key: &StoreKey,
+        token: Token,
+        lease: Duration,
+        fingerprint: Option<Fingerprint>,
+        fenced: bool,
+        longest_lease: Duration,
+    ) -> Cmd {
+        let record =
+            layout::first_attempt(token.as_bytes(), layout::fingerprint_bytes(fingerprint));
+        let mut cmd = self.call(Verb::Claim, key, 0);
+        // The server numbers the attempt when it creates the fencing token.
+        match record.split_last() {
+            Some((_attempt, unnumbered)) if fenced => cmd.arg(unnumbered),
+            _ => cmd.arg(&record),
+        };
+        cmd.arg(layout::millis(lease + TAIL));
+        cmd.arg(layout::millis(longest_lease.saturating_add(TAIL)));
+        if self.durable {
+            cmd.arg("1");
         }
+        cmd
+    }
+
+    fn extend(&self, key: &StoreKey, token: &Token, lease: Duration) -> Cmd {
+        let mut cmd = self.call(Verb::Extend, key, 0);
+        cmd.arg(token.as_bytes()).arg(layout::millis(lease + TAIL));
+        cmd
+    }
+
+    /// The command that reopens a record, and the number of its payload bytes.
+    fn reopen(&self, key: &StoreKey, expected: &Record) -> (Cmd, usize) {
+        let expected_bytes = layout::encode(expected);
+        let payload_bytes = expected_bytes.len();
+        let mut cmd = self.call(Verb::Reopen, key, payload_bytes);
+        cmd.arg(expected_bytes)
+            .arg(layout::encode(&reopened(expected)));
+        cmd.arg(layout::millis(TAIL) - 1);
+        (cmd, payload_bytes)
     }
 
     /// The request that reads a record and the time until it expires.
@@ -491,90 +416,11 @@ impl Scripts {
     }
 }
 
-/// One command to send to the server.
-#[derive(Debug)]
-pub(super) struct Request {
-    pub(super) what: What,
-    /// The node answers only after ASKING: the key's slot is being moved there.
-    pub(super) asking: bool,
-    /// The answer counts only when the required durability is confirmed for everything before it.
-    pub(super) confirm: bool,
-    /// The completion that it writes.
-    pub(super) completed: Option<Completed>,
-    bytes: usize,
-}
-
-/// A request on the wire.
-#[derive(Debug)]
-pub(super) enum What {
-    /// One command.
-    Cmd(Cmd),
-    /// One command, or a part of one, depending on the other requests of the pipeline.
-    First(First),
-}
-
-impl Request {
-    pub(super) fn new(cmd: Cmd, bytes: usize) -> Self {
-        Self {
-            what: What::Cmd(cmd),
-            asking: false,
-            confirm: false,
-            completed: None,
-            bytes,
-        }
-    }
-
-    fn first(first: First) -> Self {
-        let bytes = first.bytes();
-        Self {
-            what: What::First(first),
-            asking: false,
-            confirm: true,
-            completed: None,
-            bytes,
-        }
-    }
-
-    pub(super) fn confirmed(self) -> Self {
-        Self {
-            confirm: true,
-            ..self
-        }
-    }
-
-    /// The same request for a node that a redirection named for this request only.
-    pub(super) fn asking(self, asking: bool) -> Self {
-        Self { asking, ..self }
-    }
-
-    /// A plain read of a record, without its expiry.
-    pub(super) fn get(key: &str) -> Self {
-        let mut cmd = Cmd::with_capacity(2, key.len() + 4);
-        cmd.arg("GET").arg(key);
-        Self::new(cmd, key.len() + 24)
-    }
-
-    /// A small query.
-    pub(super) fn plain(cmd: Cmd) -> Self {
-        Self::new(cmd, OVERHEAD_BYTES)
-    }
-
-    /// The query for the server's persistence settings, which not every user may read.
-    pub(super) fn persistence() -> Self {
-        let mut cmd = redis::cmd("CONFIG");
-        cmd.arg("GET").arg("appendfsync").arg("save");
-        Self::new(cmd, 48)
-    }
-
-    /// The query for INFO.
-    pub(super) fn info() -> Self {
-        Self::new(redis::cmd("INFO"), 16)
-    }
-}
-
-impl Item for Request {
-    fn bytes(&self) -> usize {
-        self.bytes
+#[cfg(feature = "testing")]
+fn rewritten(name: &str, text: &str, from: &str, to: &str) -> Result<String, String> {
+    match text.matches(from).count() {
+        1 => Ok(text.replace(from, to)),
+        found => Err(format!("{name}.lua has `{from}` {found} times")),
     }
 }
 

@@ -86,12 +86,10 @@ impl Sentinels {
 }
 
 fn opinion(fields: &HashMap<String, String>) -> Option<Opinion> {
-    let number = |name: &str| fields.get(name)?.parse::<u64>().ok();
-    let port = u16::try_from(number("port")?).ok()?;
     Some(Opinion {
-        epoch: number("config-epoch")?,
+        epoch: fields.get("config-epoch")?.parse().ok()?,
         host: fields.get("ip")?.clone(),
-        port,
+        port: fields.get("port")?.parse().ok()?,
     })
 }
 

@@ -20,8 +20,9 @@ use oncegate_core::store::{Command, StoreError};
 use redis::{Cmd, Value};
 
 use super::checkup::Info;
-use super::link::Answer;
-use super::scripts::{Scripts, Verb};
+use super::replies::Answer;
+use super::scripts::Scripts;
+use super::sources::Verb;
 use super::witnesses::Completed;
 use super::{errors, layout};
 
@@ -37,7 +38,7 @@ const OVERHEAD_BYTES: usize = 96;
 pub(super) struct Abilities {
     /// The server supports `SET … IFEQ`. If it then refuses the command, the script runs instead.
     has_ifeq: bool,
-    /// One script call may use many keys. In a cluster it may not.
+    /// `true` if one script call may use many keys, as it may not in a cluster.
     has_one_slot: bool,
 }
 
@@ -90,26 +91,19 @@ pub(super) struct Kind {
 
 impl First {
     pub(super) fn of(command: &Command) -> Option<Self> {
-        let first = |token: &Token, fingerprint, millis, step| First {
-            key: command.key.clone(),
-            token: *token,
-            fingerprint: layout::fingerprint_bytes(fingerprint),
-            millis,
-            step,
-        };
-        match &command.operation {
+        let (token, fingerprint, millis, step) = match &command.operation {
             Operation::Claim {
                 token,
                 lease,
                 fingerprint,
                 fenced: false,
                 ..
-            } => Some(first(
+            } => (
                 token,
-                *fingerprint,
+                fingerprint,
                 layout::millis(*lease + TAIL),
                 Step::Claim,
-            )),
+            ),
             Operation::Complete {
                 token,
                 fingerprint,
@@ -119,10 +113,17 @@ impl First {
                 let step = Step::Completion {
                     result: result.clone(),
                 };
-                Some(first(token, *fingerprint, layout::millis(*retention), step))
+                (token, fingerprint, layout::millis(*retention), step)
             }
-            _ => None,
-        }
+            _ => return None,
+        };
+        Some(Self {
+            key: command.key.clone(),
+            token: *token,
+            fingerprint: layout::fingerprint_bytes(*fingerprint),
+            millis,
+            step,
+        })
     }
 
     /// The approximate number of bytes on the wire.
@@ -150,7 +151,8 @@ impl First {
 
     /// The command for this request alone.
     pub(super) fn alone(&self, scripts: &Scripts, abilities: Abilities) -> Cmd {
-        let (key, record) = (self.key.as_str(), self.record());
+        let key = self.key.as_str();
+        let record = self.record();
         match &self.step {
             Step::Claim => {
                 let mut cmd = Cmd::with_capacity(7, self.bytes());
@@ -197,7 +199,7 @@ impl First {
 }
 
 impl Kind {
-    /// One call for all of these requests, which are of this kind.
+    /// Returns one call for all of these requests, which are of this kind.
     pub(super) fn together(self, scripts: &Scripts, firsts: &[(usize, First)]) -> Cmd {
         let bytes = firsts.iter().map(|(_, first)| first.bytes()).sum();
         let mut cmd = scripts.evalsha(self.verb, 3 * firsts.len() + 4, bytes);

@@ -99,7 +99,8 @@ fn read_range(range: &Value, asked: &str) -> Option<Range> {
     let (first, parts) = parts.split_first()?;
     let (last, nodes) = parts.split_first()?;
     let mut nodes = nodes.iter().filter_map(|node| read_node(node, asked));
-    let (first, last) = (read_slot(first)?, read_slot(last)?);
+    let first = read_slot(first)?;
+    let last = read_slot(last)?;
     Some(Range {
         first,
         last,
@@ -162,16 +163,22 @@ mod tests {
         );
     }
 
-    #[test]
-    fn redirections_are_read() {
-        let read = |line: &str| match parse(&format!("-{line}\r\n")) {
+    fn read(line: &str) -> Option<Redirect> {
+        match parse(&format!("-{line}\r\n")) {
             Value::ServerError(error) => redirect(&error, "asked"),
             other => panic!("{other:?}"),
-        };
-        let host = |host: &str, port| Host {
+        }
+    }
+
+    fn host(host: &str, port: u16) -> Host {
+        Host {
             host: host.to_owned(),
             port,
-        };
+        }
+    }
+
+    #[test]
+    fn redirections_are_read() {
         assert_eq!(
             read("MOVED 3999 127.0.0.1:6381"),
             Some(Redirect {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use oncegate_core::store::StoreError;
 use redis::{Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, TlsCertificates};
 
-/// What a client's certificate is called in errors.
+/// The name of a client's certificate in errors.
 const CLIENT: &str =
     "the store's `tls_client` (in a configuration `tls_certificate` and `tls_key`)";
 

@@ -20,7 +20,7 @@ use super::cluster::Primary;
 use super::link::LaneName;
 use super::losses::Losses;
 use super::memory::{self, FullestServer};
-use super::scripts::Request;
+use super::request::Request;
 
 /// The time between two checks, plus or minus a quarter: a loss without a broken connection is
 /// detected by then.
@@ -60,7 +60,7 @@ pub(super) async fn watch(
     }
 }
 
-/// How many intervals lie between two checks, when one of the servers has this many clients.
+/// The number of intervals between two checks, when one of the servers has this many clients.
 fn spacing(clients: u64) -> u32 {
     clients
         .div_ceil(CLIENTS_PER_INTERVAL)
@@ -69,7 +69,7 @@ fn spacing(clients: u64) -> u32 {
         .unwrap_or(1)
 }
 
-/// What a server has said about itself.
+/// A server's answers about itself.
 struct Checked {
     clients: Option<u64>,
     memory: Option<StoreMemory>,
@@ -106,9 +106,9 @@ mod tests {
     // invariant: loss-checks-that-spread
     #[test]
     fn the_interval_grows_with_the_clients_of_a_server_up_to_a_limit() {
-        let seconds = |clients| (WATCH_INTERVAL * spacing(clients)).as_secs();
         assert_eq!(
-            [0, 1, 400, 401, 2_000, 6_000, u64::MAX].map(seconds),
+            [0, 1, 400, 401, 2_000, 6_000, u64::MAX]
+                .map(|clients| (WATCH_INTERVAL * spacing(clients)).as_secs()),
             [2, 2, 2, 4, 10, 30, 30]
         );
     }

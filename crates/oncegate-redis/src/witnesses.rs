@@ -84,7 +84,7 @@ impl Witness {
         })
     }
 
-    /// Whether its absence would be a loss at `now`.
+    /// Returns whether its absence would be a loss at `now`.
     pub(super) fn counts(&self, now: Instant) -> bool {
         self.until > now
     }
@@ -102,7 +102,7 @@ impl Witness {
         cmd
     }
 
-    /// Whether the server's current value proves that it has lost that completion.
+    /// Returns whether the server's current value proves that it has lost that completion.
     pub(super) fn is_contradicted_by(&self, held: &Value) -> bool {
         match held {
             Value::Nil => true,

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use oncegate_core::record::StoreTime;
 
-/// How far the clock may advance before the file must store it again: 1 s.
+/// The advance of the clock after which the file must store it again: 1 s.
 ///
 /// A step back of less than this may not be detected, and costs no more than this.
 const REMEMBER_EVERY_US: i64 = 1_000_000;
@@ -75,12 +75,14 @@ mod tests {
             reached_us: 0,
             ahead_us: 0,
         };
-        let tell = |second: &i64| {
-            let (now, change) = now(second * SECOND, remembered);
-            remembered = change.unwrap_or(remembered);
-            now.millis() / 1_000
-        };
-        wall_seconds.iter().map(tell).collect()
+        wall_seconds
+            .iter()
+            .map(|second| {
+                let (now, change) = now(second * SECOND, remembered);
+                remembered = change.unwrap_or(remembered);
+                now.millis() / 1_000
+            })
+            .collect()
     }
 
     #[test]

@@ -22,8 +22,7 @@ impl BlockingSqlTransaction<SqliteStore> for Transaction<'_> {
 
 /// Refuses a connection whose commits are not durable enough for an ack.
 fn check(connection: &Connection) -> Result<(), BoxError> {
-    let not_executed = |error| errors::not_executed(&error);
-    if !file::is_ours(connection).map_err(not_executed)? {
+    if !file::is_ours(connection).map_err(|error| errors::not_executed(&error))? {
         return Err(
             "the transaction is not on a file of oncegate's records: use SqliteStore::open_connection(), \
                     and keep the tables of the effects in that file"
@@ -32,7 +31,7 @@ fn check(connection: &Connection) -> Result<(), BoxError> {
     }
     let synchronous: i64 = connection
         .pragma_query_value(None, "synchronous", |row| row.get(0))
-        .map_err(not_executed)?;
+        .map_err(|error| errors::not_executed(&error))?;
     if synchronous < FULL {
         return Err("a power cut could take back the commit after its message was acknowledged: set PRAGMA \
                     synchronous = FULL on the connection, or use SqliteStore::open_connection()"
@@ -42,9 +41,12 @@ fn check(connection: &Connection) -> Result<(), BoxError> {
 }
 
 pub(super) fn complete(connection: &Connection, completing: &Completing) -> Result<(), BoxError> {
-    let boxed = |trouble: Trouble| BoxError::from(oncegate_core::store::StoreError::from(trouble));
     let now = row::now(connection, true).map_err(|error| boxed(error.into()))?;
     let before = row::read(connection, completing.key()).map_err(boxed)?;
     let after = completing.apply(now, before)?;
     row::write(connection, completing.key(), &after).map_err(|error| boxed(error.into()))
+}
+
+fn boxed(trouble: Trouble) -> BoxError {
+    oncegate_core::store::StoreError::from(trouble).into()
 }

@@ -7,7 +7,7 @@ use oncegate_core::key::StoreKey;
 use oncegate_core::store::StoreError;
 use rusqlite::{Error, ErrorCode};
 
-/// Why a transaction, or one command of it, failed.
+/// The reason why a transaction, or one command of it, failed.
 #[derive(Debug)]
 pub(super) enum Trouble {
     /// An error of SQLite, which concerns the whole transaction.
@@ -16,7 +16,7 @@ pub(super) enum Trouble {
     Unreadable {
         /// The key.
         key: StoreKey,
-        /// What is wrong.
+        /// The reason why it is not a record.
         reason: String,
     },
 }
@@ -36,7 +36,7 @@ impl From<Trouble> for StoreError {
     }
 }
 
-/// Whether another process held a lock, so that trying again a little later may succeed.
+/// Returns whether another process held a lock, so that trying again a little later may succeed.
 pub(super) fn is_busy(error: &Error) -> bool {
     matches!(
         error.sqlite_error_code(),

@@ -28,7 +28,7 @@ const LOG_PAGES: i64 = 4_096;
 /// The page cache of a connection, in KiB.
 const CACHE_KIB: i64 = 16 * 1024;
 
-/// How to open a file.
+/// The options with which a file is opened.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     pub(super) path: PathBuf,
@@ -41,7 +41,7 @@ pub(super) struct Settings {
     pub(super) journaled: bool,
 }
 
-/// What a confirmed write survives.
+/// The failures that a confirmed write survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Synchronous {
@@ -75,28 +75,31 @@ pub(super) fn open(settings: &Settings) -> Result<Connection, StoreError> {
 
 /// Opens a second connection to a file that [`open`] has accepted.
 pub(super) fn open_for_reading(settings: &Settings) -> Result<Connection, StoreError> {
-    let open = || {
-        let connection = Connection::open_with_flags(&settings.path, flags(false))?;
-        connection.busy_timeout(settings.busy_timeout)?;
+    open_again(settings, |connection| {
         connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
-        connection.pragma_update(None, "query_only", true)?;
-        Ok(connection)
-    };
-    open().map_err(|error| errors::of_file(&settings.path, errors::not_executed(&error)))
+        connection.pragma_update(None, "query_only", true)
+    })
 }
 
 /// Opens a connection for the user's own transactions to a file that [`open`] has accepted.
 pub(super) fn open_for_effects(settings: &Settings) -> Result<Connection, StoreError> {
-    let open = || {
-        let connection = Connection::open_with_flags(&settings.path, flags(false))?;
-        connection.busy_timeout(settings.busy_timeout)?;
-        tune(&connection, Synchronous::Full)?;
-        Ok(connection)
-    };
-    open().map_err(|error| errors::of_file(&settings.path, errors::not_executed(&error)))
+    open_again(settings, |connection| tune(connection, Synchronous::Full))
 }
 
-/// Whether a connection's main file holds records of this format.
+fn open_again(
+    settings: &Settings,
+    set_up: impl FnOnce(&Connection) -> rusqlite::Result<()>,
+) -> Result<Connection, StoreError> {
+    Connection::open_with_flags(&settings.path, flags(false))
+        .and_then(|connection| {
+            connection.busy_timeout(settings.busy_timeout)?;
+            set_up(&connection)?;
+            Ok(connection)
+        })
+        .map_err(|error| errors::of_file(&settings.path, errors::not_executed(&error)))
+}
+
+/// Returns whether a connection's main file holds records of this format.
 pub(super) fn is_ours(connection: &Connection) -> rusqlite::Result<bool> {
     let FileContent {
         application_id,
@@ -116,9 +119,10 @@ fn try_open(settings: &Settings) -> Result<Connection, StoreError> {
     connection.busy_timeout(Duration::ZERO).map_err(sqlite)?;
 
     // In one transaction: another process may be creating the tables at this moment.
-    let identify = || identify(&*connection.unchecked_transaction()?);
-    let found = patiently(settings.busy_timeout, identify).map_err(sqlite)?;
-    let new = is_new(found)?;
+    let found = patiently(settings.busy_timeout, || {
+        identify(&*connection.unchecked_transaction()?)
+    });
+    let new = is_new(found.map_err(sqlite)?)?;
     if !new {
         check_for_damage(&connection, settings)?;
     }
@@ -189,14 +193,11 @@ pub(super) fn absolute(path: PathBuf) -> PathBuf {
 /// Refuses an empty file beside a log that is not empty: its records were cut off. SQLite would
 /// delete the log.
 fn refuse_a_lost_file(settings: &Settings) -> Result<(), StoreError> {
-    let length = |path: &Path| {
-        fs::metadata(path)
-            .map(|metadata| metadata.len())
-            .unwrap_or_default()
-    };
     // The log first: a process that creates the file at this moment writes the file before its log.
     let log_bytes = log::bytes(&settings.path);
-    let file_bytes = length(&settings.path);
+    let file_bytes = fs::metadata(&settings.path)
+        .map(|metadata| metadata.len())
+        .unwrap_or_default();
     if file_bytes == 0 && log_bytes > 0 {
         return Err(errors::damaged(
             "the file is empty or missing, but its log is not",
@@ -226,7 +227,7 @@ fn identify(connection: &Connection) -> rusqlite::Result<FileContent> {
     })
 }
 
-/// Whether the file has no tables yet; refuses a file that is not ours or cannot be read.
+/// Returns whether the file has no tables yet; refuses a file that is not ours or cannot be read.
 fn is_new(found: FileContent) -> Result<bool, StoreError> {
     match found {
         FileContent {
@@ -293,13 +294,12 @@ fn check_for_damage(connection: &Connection, settings: &Settings) -> Result<(), 
     if bytes > settings.check_up_to_bytes {
         return Ok(());
     }
-    let check = || {
+    let finding = patiently(settings.busy_timeout, || {
         connection.query_row("PRAGMA integrity_check(1)", [], |row| {
             row.get::<_, String>(0)
         })
-    };
-    let finding =
-        patiently(settings.busy_timeout, check).map_err(|error| errors::not_executed(&error))?;
+    });
+    let finding = finding.map_err(|error| errors::not_executed(&error))?;
     if finding == "ok" {
         Ok(())
     } else {

@@ -88,20 +88,19 @@ pub(super) fn read(
     let read = "SELECT at_ms, event, attempt, fencing_token, run, reason FROM oncegate_journal WHERE key = ?1 \
                 ORDER BY id DESC LIMIT ?2";
     let mut statement = connection.prepare_cached(read)?;
-    let entry = |row: &rusqlite::Row<'_>| {
-        Ok(JournalEntry {
-            at_ms: row.get::<_, i64>(0)?.unsigned_abs(),
-            event: row.get(1)?,
-            key: Some(key.to_string()),
-            attempt: row.get(2)?,
-            fencing_token: row.get::<_, Option<i64>>(3)?.map(i64::unsigned_abs),
-            run: row.get(4)?,
-            reason: row.get(5)?,
-            ..JournalEntry::default()
-        })
-    };
     let mut entries: Vec<JournalEntry> = statement
-        .query_map(params![key.as_str(), most], entry)?
+        .query_map(params![key.as_str(), most], |row| {
+            Ok(JournalEntry {
+                at_ms: row.get::<_, i64>(0)?.unsigned_abs(),
+                event: row.get(1)?,
+                key: Some(key.to_string()),
+                attempt: row.get(2)?,
+                fencing_token: row.get::<_, Option<i64>>(3)?.map(i64::unsigned_abs),
+                run: row.get(4)?,
+                reason: row.get(5)?,
+                ..JournalEntry::default()
+            })
+        })?
         .collect::<Result<_, _>>()?;
     entries.reverse();
     Ok(entries)

@@ -140,7 +140,7 @@ struct Inner {
     backlog: Arc<Backlog>,
 }
 
-/// How to open a [`SqliteStore`]; made by [`SqliteStore::builder`].
+/// Options for a [`SqliteStore`]; made by [`SqliteStore::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct SqliteBuilder {
@@ -233,7 +233,7 @@ impl SqliteBuilder {
         self
     }
 
-    /// What a confirmed write survives. Default: [`Synchronous::Full`].
+    /// The failures that a confirmed write survives. Default: [`Synchronous::Full`].
     pub fn synchronous(mut self, synchronous: Synchronous) -> Self {
         self.settings.synchronous = synchronous;
         self
@@ -373,12 +373,15 @@ impl Store for SqliteStore {
         expected: Option<&str>,
         proposed: &str,
     ) -> Result<String, StoreError> {
-        let (scope, proposed) = (scope.clone(), proposed.to_owned());
+        let scope = scope.clone();
+        let proposed = proposed.to_owned();
         let expected = expected.map(str::to_owned);
-        let describe = move |connection: &rusqlite::Connection| {
-            row::describe(connection, &scope, expected.as_deref(), &proposed)
-        };
-        self.inner.writer.ask(describe).await
+        self.inner
+            .writer
+            .ask(move |connection| {
+                row::describe(connection, &scope, expected.as_deref(), &proposed)
+            })
+            .await
     }
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {

@@ -145,7 +145,7 @@ impl OutboxStore for SqliteOutbox {
     }
 
     async fn lead(&self, relay: Token, lease: Duration) -> Result<bool, StoreError> {
-        let lead = move |connection: &Connection, name: &str| {
+        let led = self.write(move |connection, name| {
             let is_free = format!("(l.relay = ?2 OR l.leads_until_ms < {NOW_MS})");
             // After the clock has gone back, a lead ends later than a whole lease from now. It is
             // cut to that: its relay, if it runs, renews it in time.
@@ -160,16 +160,18 @@ impl OutboxStore for SqliteOutbox {
                 row.get(0)
             })
             .optional()
-        };
-        self.write(lead).await.map(|led| led.unwrap_or(false))
+        });
+        Ok(led.await?.unwrap_or(false))
     }
 
     async fn resign(&self, relay: Token) -> Result<(), StoreError> {
-        let resign = move |connection: &Connection, name: &str| {
+        self.write(move |connection, name| {
             let resign = "DELETE FROM oncegate_outbox_leaders WHERE outbox = ?1 AND relay = ?2";
-            connection.execute(resign, params![name, relay.as_bytes()])
-        };
-        self.write(resign).await.map(drop)
+            connection
+                .execute(resign, params![name, relay.as_bytes()])
+                .map(drop)
+        })
+        .await
     }
 
     async fn read(
@@ -177,13 +179,17 @@ impl OutboxStore for SqliteOutbox {
         held_back: &HeldBack,
         most: ReadLimits,
     ) -> Result<Vec<UnsentMessage>, StoreError> {
-        let (name, held_back) = (self.name.clone(), held_back.clone());
-        let read = move |connection: &Connection| read(connection, name.as_str(), &held_back, most);
-        self.store.inner.reader.ask(read).await
+        let name = self.name.clone();
+        let held_back = held_back.clone();
+        self.store
+            .inner
+            .reader
+            .ask(move |connection| read(connection, name.as_str(), &held_back, most))
+            .await
     }
 
     async fn mark_sent(&self, sequences: Vec<i64>) -> Result<(), StoreError> {
-        let mark = move |connection: &Connection, _: &str| {
+        self.write(move |connection, _| {
             let mark = format!(
                 "UPDATE oncegate_outbox SET sent_at_ms = {NOW_MS} WHERE sequence = ?1 AND sent_at_ms IS NULL"
             );
@@ -191,12 +197,12 @@ impl OutboxStore for SqliteOutbox {
             sequences
                 .iter()
                 .try_for_each(|sequence| mark.execute([sequence]).map(drop))
-        };
-        self.write(mark).await
+        })
+        .await
     }
 
     async fn purge(&self, retention: Duration, most: u32) -> Result<u64, StoreError> {
-        let purge = move |connection: &Connection, name: &str| {
+        let rows = self.write(move |connection, name| {
             let purge = format!(
                 "DELETE FROM oncegate_outbox WHERE sequence IN (SELECT sequence FROM oncegate_outbox \
                  WHERE outbox = ?1 AND sent_at_ms <= {NOW_MS} - ?2 ORDER BY sent_at_ms LIMIT ?3)"
@@ -204,13 +210,13 @@ impl OutboxStore for SqliteOutbox {
             connection
                 .prepare_cached(&purge)?
                 .execute(params![name, millis(retention), most])
-        };
-        self.write(purge).await.map(|rows| rows as u64)
+        });
+        Ok(rows.await? as u64)
     }
 
     async fn backlog(&self, most: u32) -> Result<OutboxBacklog, StoreError> {
         let name = self.name.clone();
-        let backlog = move |connection: &Connection| {
+        let backlog = self.store.inner.reader.ask(move |connection| {
             let backlog = format!(
                 "SELECT (SELECT count(*) FROM (SELECT 1 FROM oncegate_outbox WHERE outbox = ?1 AND sent_at_ms IS NULL \
                  LIMIT ?2)), (SELECT max({NOW_MS} - written_at_ms, 0) FROM oncegate_outbox WHERE outbox = ?1 \
@@ -224,13 +230,13 @@ impl OutboxStore for SqliteOutbox {
                     oldest: oldest_ms.map(|ms| Duration::from_millis(ms.unsigned_abs())),
                 })
             })
-        };
-        self.store.inner.reader.ask(backlog).await
+        });
+        backlog.await
     }
 
     async fn status(&self) -> Result<OutboxStatus, StoreError> {
         let name = self.name.clone();
-        let status = move |connection: &Connection| {
+        let status = self.store.inner.reader.ask(move |connection| {
             let status = format!(
                 "SELECT count(*) - count(sent_at_ms), count(sent_at_ms), \
                  max({NOW_MS} - min(written_at_ms) FILTER (WHERE sent_at_ms IS NULL), 0), \
@@ -246,8 +252,8 @@ impl OutboxStore for SqliteOutbox {
                     led: row.get(3)?,
                 })
             })
-        };
-        self.store.inner.reader.ask(status).await
+        });
+        status.await
     }
 }
 
@@ -265,7 +271,8 @@ fn read(
     let held_back = Held::of(held_back);
     let mut select = connection.prepare_cached(&select)?;
     let mut rows = select.query([name])?;
-    let (mut messages, mut bytes) = (Vec::new(), 0);
+    let mut messages = Vec::new();
+    let mut bytes = 0;
     while messages.len() < most.messages as usize && bytes < most.bytes {
         let Some(row) = rows.next()? else { break };
         if held_back.has(row)? {
@@ -278,7 +285,7 @@ fn read(
     Ok(messages)
 }
 
-/// What is held back, to be found fast: each row that is read is looked up.
+/// The topics, keys and messages that are held back, as sets: each row that is read is looked up.
 struct Held<'a> {
     topics: HashSet<&'a str>,
     keys: HashSet<(&'a str, &'a [u8])>,
@@ -308,10 +315,10 @@ impl<'a> Held<'a> {
 }
 
 fn unsent(row: &Row<'_>) -> rusqlite::Result<UnsentMessage> {
-    let bytes =
-        |column| Ok::<_, rusqlite::Error>(row.get::<_, Option<Vec<u8>>>(column)?.map(Bytes::from));
-    let (sequence, id, topic): (i64, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
-    let message = match bytes(4)? {
+    let sequence: i64 = row.get(0)?;
+    let id: String = row.get(1)?;
+    let topic: String = row.get(2)?;
+    let message = match bytes(row, 4)? {
         Some(payload) => OutboxMessage::new(topic, payload),
         None => OutboxMessage::tombstone(topic),
     };
@@ -319,7 +326,7 @@ fn unsent(row: &Row<'_>) -> rusqlite::Result<UnsentMessage> {
         rusqlite::Error::FromSqlConversionFailure(5, Type::Blob, "the headers are cut off".into())
     })?;
     let message = message.id(id).headers(headers);
-    let message = match bytes(3)? {
+    let message = match bytes(row, 3)? {
         Some(key) => message.key(key),
         None => message,
     };
@@ -331,14 +338,16 @@ fn unsent(row: &Row<'_>) -> rusqlite::Result<UnsentMessage> {
     })
 }
 
+fn bytes(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Bytes>> {
+    Ok(row.get::<_, Option<Vec<u8>>>(column)?.map(Bytes::from))
+}
+
 /// The length that stands for a null header.
 const NULL: u32 = u32::MAX;
 
-/// Each header as the length of its name, its name, the length of its value, and its value.
+/// Encodes each header as the length of its name, its name, the length of its value, and its value.
 fn encode(headers: &[Header]) -> Vec<u8> {
     let mut out = Vec::new();
-    // The limits of a message are far below.
-    let length = |bytes: &[u8]| (bytes.len() as u32).to_be_bytes();
     for Header { name, value } in headers {
         out.extend(length(name.as_bytes()));
         out.extend(name.as_bytes());
@@ -351,6 +360,11 @@ fn encode(headers: &[Header]) -> Vec<u8> {
         }
     }
     out
+}
+
+/// The length of a name or value; the limits of a message are far below.
+fn length(bytes: &[u8]) -> [u8; 4] {
+    (bytes.len() as u32).to_be_bytes()
 }
 
 /// `None` for bytes that [`encode`] did not write.
@@ -391,12 +405,15 @@ fn millis(time: Duration) -> i64 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn headers_come_back_as_they_were_and_a_part_of_them_does_not() {
-        let header = |name: &str, value: Option<&'static [u8]>| Header {
+    fn header(name: &str, value: Option<&'static [u8]>) -> Header {
+        Header {
             name: name.into(),
             value: value.map(Bytes::from_static),
-        };
+        }
+    }
+
+    #[test]
+    fn headers_come_back_as_they_were_and_a_part_of_them_does_not() {
         let headers = [
             header("type", Some(b"shipped")),
             header("", Some(b"")),

@@ -121,7 +121,7 @@ pub(super) fn check(connection: &Connection, path: &Path) -> rusqlite::Result<Ch
     })
 }
 
-/// What a synced file survives at most on this kind of file system, with a warning if that is less
+/// The most that a synced file survives on this kind of file system, with a warning if that is less
 /// than expected.
 fn judge(kind: &str) -> (Survives, Option<String>) {
     if NETWORK_FILE_SYSTEMS.contains(&kind) {

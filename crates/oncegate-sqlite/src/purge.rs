@@ -69,25 +69,24 @@ pub(super) async fn start(
     let Some(rest) = settings.purge_rest else {
         return Ok(None);
     };
-    let open = move || {
-        let connection = file::open_for_reading(&settings)?;
-        let place = Place::of(&settings.path);
-        let (pace, archive, now) = (Pace::new(rest), settings.archive, Instant::now());
-        let walk = Walk::begun(now, now);
-        Ok(Purge {
-            connection,
-            place,
-            pace,
-            archive,
-            removals,
-            backlog,
-            walk,
-            step_removes: LEAST_REMOVES,
-        })
-    };
-    Worker::start("oncegate-sqlite-purge", open, Purge::run)
-        .await
-        .map(Some)
+    let worker = Worker::start(
+        "oncegate-sqlite-purge",
+        move || {
+            let now = Instant::now();
+            Ok(Purge {
+                connection: file::open_for_reading(&settings)?,
+                place: Place::of(&settings.path),
+                pace: Pace::new(rest),
+                archive: settings.archive,
+                removals,
+                backlog,
+                walk: Walk::begun(now, now),
+                step_removes: LEAST_REMOVES,
+            })
+        },
+        Purge::run,
+    );
+    worker.await.map(Some)
 }
 
 struct Purge {
@@ -105,12 +104,12 @@ struct Purge {
 /// The progress of one pass through the file.
 struct Walk {
     began: Instant,
-    /// When the previous pass began.
+    /// The beginning of the previous pass.
     last_began: Instant,
     /// The last row that was read; 0 at the beginning.
     after: i64,
     work: Work,
-    /// When the oldest expired record that could not be removed expired, in the store's time.
+    /// The expiry of the oldest record that could not be removed, in the store's time.
     left_ms: Option<i64>,
 }
 
@@ -248,12 +247,11 @@ impl Purge {
     fn records(&mut self, rows: &mut Vec<ExpiredRow>) -> Result<Vec<Expired>, StoreError> {
         let mut records = Vec::with_capacity(rows.len());
         let mut kept = Vec::with_capacity(rows.len());
-        let sqlite = |error: rusqlite::Error| errors::not_executed(&error);
         let mut key = self
             .connection
             .prepare_cached("SELECT key FROM records WHERE id = ?1")
-            .map_err(sqlite)?;
-        let mut read = Rows::of(&self.connection).map_err(sqlite)?;
+            .map_err(|error| errors::not_executed(&error))?;
+        let mut read = Rows::of(&self.connection).map_err(|error| errors::not_executed(&error))?;
         let mut left_ms = self.walk.left_ms;
         for row in rows.drain(..) {
             let text: Result<String, _> = key.query_row([row.id], |row| row.get(0));
@@ -267,12 +265,13 @@ impl Purge {
                     records.push(Expired { key, record });
                     kept.push(row);
                 }
+                // The key was claimed again meanwhile.
                 Ok(_) => {}
                 Err(Trouble::Unreadable { key, reason }) => {
                     warn!(%key, reason, "an expired record cannot be read, and stays");
                     left_ms = left_ms.into_iter().chain([row.expires_at_ms]).min();
                 }
-                Err(Trouble::Sqlite(error)) => return Err(sqlite(error)),
+                Err(Trouble::Sqlite(error)) => return Err(errors::not_executed(&error)),
             }
         }
         self.walk.left_ms = left_ms;

@@ -15,7 +15,7 @@ const ALIKE: usize = 64;
 /// The lane of a job in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// It overtakes all others, and can share a turn with any of them.
+    /// Overtakes all others, and can share a turn with any of them.
     Urgent,
     Early,
     /// After the early jobs. When there are many, they have separate turns.
@@ -24,13 +24,13 @@ pub(super) enum Lane {
 
 /// A unit of work that a thread does for a caller.
 pub(super) trait Job {
-    /// Its lane in the queue.
+    /// Returns its lane in the queue.
     fn lane(&self) -> Lane;
 
-    /// Its size, as part of a batch.
+    /// Returns its size, as part of a batch.
     fn size(&self) -> usize;
 
-    /// Whether it must be alone in its turn.
+    /// Returns whether it must be alone in its turn.
     fn alone(&self) -> bool;
 }
 
@@ -60,7 +60,7 @@ pub(super) struct SoFar {
 
 /// The next work of a thread.
 pub(super) enum Turn<J> {
-    /// These jobs, urgent ones first. Never empty.
+    /// Jobs, urgent ones first. Never empty.
     Jobs(Vec<J>),
     /// Nothing has arrived in time.
     Idle,
@@ -70,11 +70,10 @@ pub(super) enum Turn<J> {
 
 impl<J: Job> Queue<J> {
     pub(super) fn new() -> Self {
-        let lane = VecDeque::new;
         let waiting = Waiting {
-            urgent: lane(),
-            early: lane(),
-            late: lane(),
+            urgent: VecDeque::new(),
+            early: VecDeque::new(),
+            late: VecDeque::new(),
             size: 0,
             wanted: None,
             closed: false,
@@ -206,12 +205,16 @@ impl<J> Waiting<J> {
     fn next_lane(&self, so_far: Option<SoFar>) -> Option<Lane> {
         let has_enough = so_far.is_some_and(|so_far| so_far.size >= ALIKE);
         let last = so_far.map(|so_far| so_far.lane).filter(|_| has_enough);
+        // A turn that is large enough takes further jobs of its last lane only.
         let may = |lane| last.is_none_or(|last| last == lane || last == Lane::Urgent);
-        match () {
-            () if !self.urgent.is_empty() => Some(Lane::Urgent),
-            () if !self.early.is_empty() && may(Lane::Early) => Some(Lane::Early),
-            () if !self.late.is_empty() && may(Lane::Late) => Some(Lane::Late),
-            () => None,
+        if !self.urgent.is_empty() {
+            Some(Lane::Urgent)
+        } else if !self.early.is_empty() && may(Lane::Early) {
+            Some(Lane::Early)
+        } else if !self.late.is_empty() && may(Lane::Late) {
+            Some(Lane::Late)
+        } else {
+            None
         }
     }
 }
@@ -221,14 +224,9 @@ impl<J: Job> Waiting<J> {
         let mut jobs: Vec<J> = Vec::new();
         let mut size = 0;
         while let Some(lane) = self.next_lane(so_far) {
-            let fits = |job: &J| so_far.is_none() || (size + job.size() <= most && !job.alone());
-            let waiting = self.lane(lane);
-            let Some(job) = waiting
-                .front()
-                .is_some_and(fits)
-                .then(|| waiting.pop_front())
-                .flatten()
-            else {
+            let Some(job) = self.lane(lane).pop_front_if(|job| {
+                so_far.is_none() || (size + job.size() <= most && !job.alone())
+            }) else {
                 break;
             };
             self.size = self.size.saturating_sub(job.size());
@@ -284,7 +282,7 @@ mod tests {
 
     fn taken(queue: &Queue<Numbered>) -> Vec<usize> {
         match queue.take(10, Duration::ZERO) {
-            Turn::Jobs(jobs) => jobs.iter().map(|job| job.number).collect(),
+            Turn::Jobs(jobs) => numbers(&jobs),
             Turn::Idle => Vec::new(),
             Turn::Closed => vec![usize::MAX],
         }
@@ -314,12 +312,15 @@ mod tests {
         check([job(1, 40), job(2, 1)], &[&[1], &[2]]);
     }
 
-    #[test]
-    fn what_is_urgent_overtakes() {
-        let urgent = |number| Numbered {
+    fn urgent(number: usize) -> Numbered {
+        Numbered {
             lane: Lane::Urgent,
             ..job(number, 1)
-        };
+        }
+    }
+
+    #[test]
+    fn what_is_urgent_overtakes() {
         check(
             [job(1, 4), job(2, 4), urgent(3), job(4, 1), urgent(5)],
             &[&[3, 5, 1, 2], &[4]],
@@ -341,7 +342,7 @@ mod tests {
             lane: Lane::Early,
         };
         let jobs = queue.take_more(so_far, 10, wanted, Duration::from_secs(600));
-        jobs.iter().map(|job| job.number).collect()
+        numbers(&jobs)
     }
 
     #[test]
@@ -363,7 +364,8 @@ mod tests {
     fn nobody_sleeps_through_an_arrival() {
         const PUSHERS: usize = 4;
         const EACH: usize = 2_000;
-        let (queue, patience) = (Queue::new(), Duration::from_secs(60));
+        let queue = Queue::new();
+        let patience = Duration::from_secs(60);
         std::thread::scope(|scope| {
             for _ in 0..PUSHERS {
                 scope.spawn(|| {
@@ -406,12 +408,7 @@ mod tests {
     #[test]
     fn a_turn_waits_for_nobody_beside_something_urgent() {
         let queue = Queue::new();
-        queue
-            .push(Numbered {
-                lane: Lane::Urgent,
-                ..job(1, 1)
-            })
-            .unwrap();
+        queue.push(urgent(1)).unwrap();
         assert_eq!(more(&queue, 5), [1]);
     }
 
@@ -436,33 +433,45 @@ mod tests {
         assert!(queue.take_more(so_far, 10, 1, Duration::ZERO).is_empty());
     }
 
-    #[test]
-    fn few_go_together_and_of_many_what_is_alike() {
-        let late = |number, size| Numbered {
+    fn late(number: usize, size: usize) -> Numbered {
+        Numbered {
             lane: Lane::Late,
             ..job(number, size)
-        };
+        }
+    }
+
+    fn numbers(jobs: &[Numbered]) -> Vec<usize> {
+        jobs.iter().map(|job| job.number).collect()
+    }
+
+    #[test]
+    fn few_go_together_and_of_many_what_is_alike() {
         check(
             [late(1, 1), job(2, 1), late(3, 1), job(4, 1)],
             &[&[2, 4, 1, 3]],
         );
 
-        let (queue, most) = (Queue::new(), 10 * ALIKE);
+        let queue = Queue::new();
+        let most = 10 * ALIKE;
         for job in [late(1, 1), job(2, ALIKE), late(3, ALIKE), job(4, ALIKE)] {
             queue.push(job).unwrap();
         }
-        let numbers =
-            |jobs: Vec<Numbered>| jobs.iter().map(|job| job.number).collect::<Vec<usize>>();
-        let more = |size, lane| {
-            let jobs = queue.take_more(SoFar { size, lane }, most, 1, Duration::ZERO);
-            numbers(jobs)
-        };
         let Turn::Jobs(first) = queue.take(most, Duration::ZERO) else {
             panic!("four are there")
         };
-        assert_eq!(numbers(first), [2, 4]);
-        assert!(more(2 * ALIKE, Lane::Early).is_empty());
-        assert_eq!(more(ALIKE, Lane::Late), [1, 3]);
+        assert_eq!(numbers(&first), [2, 4]);
+        let early = SoFar {
+            size: 2 * ALIKE,
+            lane: Lane::Early,
+        };
+        let more = queue.take_more(early, most, 1, Duration::ZERO);
+        assert!(more.is_empty());
+        let late = SoFar {
+            size: ALIKE,
+            lane: Lane::Late,
+        };
+        let more = queue.take_more(late, most, 1, Duration::ZERO);
+        assert_eq!(numbers(&more), [1, 3]);
     }
 
     #[test]

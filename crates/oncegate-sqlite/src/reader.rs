@@ -18,7 +18,7 @@ use super::thread::{self, Worker};
 /// transactions.
 const MAX_TRANSACTION_KEYS: usize = 1_024;
 
-/// How long the idle thread sleeps at once; the value has no effect.
+/// The longest sleep of the idle thread; the value has no effect.
 const PATIENCE: Duration = Duration::from_secs(3_600);
 
 type Answers = Vec<Result<Option<RecordSnapshot>, StoreError>>;
@@ -61,15 +61,18 @@ pub(super) struct Reader {
 
 impl Reader {
     pub(super) async fn start(settings: Settings) -> Result<Self, StoreError> {
-        let open = move || {
-            let connection = file::open_for_reading(&settings)?;
-            Ok(ReaderThread {
-                connection,
-                place: Place::of(&settings.path),
-            })
-        };
+        let worker = Worker::start(
+            "oncegate-sqlite-read",
+            move || {
+                Ok(ReaderThread {
+                    connection: file::open_for_reading(&settings)?,
+                    place: Place::of(&settings.path),
+                })
+            },
+            ReaderThread::run,
+        );
         Ok(Self {
-            worker: Worker::start("oncegate-sqlite-read", open, ReaderThread::run).await?,
+            worker: worker.await?,
         })
     }
 
@@ -90,15 +93,14 @@ impl Reader {
         ask: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (answer, answered) = oneshot::channel();
-        let question = move |thread: &ReaderThread| {
-            let read = || {
+        self.worker.push(Question::Other(Box::new(move |thread| {
+            let read = thread.place.check().and_then(|()| {
                 ask(&thread.connection)
                     .map_err(|error| thread.place.name(errors::not_executed(&error)))
-            };
+            });
             // The caller may be gone; then the answer is dropped.
-            let _ = answer.send(thread.place.check().and_then(|()| read()));
-        };
-        self.worker.push(Question::Other(Box::new(question)))?;
+            let _ = answer.send(read);
+        })))?;
         answered
             .await
             .map_err(|_| StoreError::unavailable(thread::ENDED))?
@@ -150,24 +152,29 @@ impl ReaderThread {
 
     fn read(&self, requests: &[ReadRequest]) -> Result<Vec<Answers>, StoreError> {
         self.place.check()?;
-        let read = || {
-            let transaction = self.connection.unchecked_transaction()?;
-            let now = row::now(&transaction, false)?;
-            let mut rows = Rows::of(&transaction)?;
-            let mut read = |key: &StoreKey| match rows.read(key) {
-                Ok(record) => {
-                    let kept = record.filter(|record| record.kept(now));
-                    Ok(Ok(kept.map(|record| RecordSnapshot { now, record })))
-                }
-                Err(Trouble::Sqlite(error)) => Err(error),
-                Err(unreadable) => Ok(Err(StoreError::from(unreadable))),
-            };
-            requests
-                .iter()
-                .map(|request| request.keys.iter().map(&mut read).collect())
-                .collect()
-        };
-        let read: rusqlite::Result<Vec<Answers>> = read();
-        read.map_err(|error| self.place.name(errors::not_executed(&error)))
+        self.read_in_transaction(requests)
+            .map_err(|error| self.place.name(errors::not_executed(&error)))
+    }
+
+    fn read_in_transaction(&self, requests: &[ReadRequest]) -> rusqlite::Result<Vec<Answers>> {
+        let transaction = self.connection.unchecked_transaction()?;
+        let now = row::now(&transaction, false)?;
+        let mut rows = Rows::of(&transaction)?;
+        let mut answers = Vec::with_capacity(requests.len());
+        for request in requests {
+            let mut own = Answers::with_capacity(request.keys.len());
+            for key in &request.keys {
+                own.push(match rows.read(key) {
+                    Ok(record) => {
+                        let kept = record.filter(|record| record.kept(now));
+                        Ok(kept.map(|record| RecordSnapshot { now, record }))
+                    }
+                    Err(Trouble::Sqlite(error)) => return Err(error),
+                    Err(unreadable) => Err(StoreError::from(unreadable)),
+                });
+            }
+            answers.push(own);
+        }
+        Ok(answers)
     }
 }

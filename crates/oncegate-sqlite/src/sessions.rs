@@ -1,4 +1,4 @@
-//! What each process has received and not finished, as rows of short digests.
+//! The messages that each process has received and not finished, as rows of short digests.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ impl Sessions for SqliteStore {
             .iter()
             .flat_map(|digest| digest.to_be_bytes())
             .collect();
-        let add = move |connection: &Connection| {
+        let add = self.inner.writer.ask(move |connection| {
             let NewList {
                 session:
                     SessionId {
@@ -57,25 +57,28 @@ impl Sessions for SqliteStore {
                 remove.execute(params![scope.as_str(), session, finished])?;
             }
             Ok(())
-        };
-        self.inner.writer.ask(add).await
+        });
+        add.await
     }
 
     async fn beat(&self, session: SessionId, silent_for: Duration) -> Result<Vec<i64>, StoreError> {
-        let beat = move |connection: &Connection| beat(connection, &session, silent_for);
-        self.inner.writer.ask(beat).await
+        self.inner
+            .writer
+            .ask(move |connection| beat(connection, &session, silent_for))
+            .await
     }
 
     async fn end(&self, session: SessionId) -> Result<(), StoreError> {
-        let end = move |connection: &Connection| {
-            let (scope, number) = (session.scope.as_str(), session.number);
+        let end = self.inner.writer.ask(move |connection| {
+            let scope = session.scope.as_str();
+            let number = session.number;
             connection.execute_batch(TABLE)?;
             connection.execute(
                 "DELETE FROM oncegate_sessions WHERE scope = ?1 AND session = ?2",
                 (scope, number),
             )
-        };
-        self.inner.writer.ask(end).await.map(|_| ())
+        });
+        end.await.map(|_| ())
     }
 }
 
@@ -84,18 +87,12 @@ fn beat(
     session: &SessionId,
     silent_for: Duration,
 ) -> rusqlite::Result<Vec<i64>> {
-    let millis = |time| i64::try_from(whole_millis(time)).unwrap_or(i64::MAX);
-    let (scope, number) = (session.scope.as_str(), session.number);
+    let scope = session.scope.as_str();
+    let number = session.number;
     connection.execute_batch(TABLE)?;
     let beaten =
         format!("INSERT OR REPLACE INTO oncegate_sessions VALUES (?1, ?2, 0, {NOW_MS}, x'')");
     connection.execute(&beaten, (scope, number))?;
-    let silent = |than: &str| {
-        format!(
-            "scope = ?1 AND session IN (SELECT session FROM oncegate_sessions WHERE scope = ?1 AND list = 0 \
-             AND beaten_at_ms <= {NOW_MS} - {than})"
-        )
-    };
     let forget = format!("DELETE FROM oncegate_sessions WHERE {}", silent("?2"));
     connection.execute(&forget, (scope, millis(FORGOTTEN_AFTER)))?;
     let select = format!(
@@ -117,4 +114,16 @@ fn beat(
         );
     }
     Ok(suspects)
+}
+
+/// The condition for rows of sessions that have been silent for longer than `than`.
+fn silent(than: &str) -> String {
+    format!(
+        "scope = ?1 AND session IN (SELECT session FROM oncegate_sessions WHERE scope = ?1 AND list = 0 \
+         AND beaten_at_ms <= {NOW_MS} - {than})"
+    )
+}
+
+fn millis(time: Duration) -> i64 {
+    i64::try_from(whole_millis(time)).unwrap_or(i64::MAX)
 }

@@ -39,7 +39,7 @@ const ADD_RESULT: &str = "UPDATE records SET result = ?3 WHERE id = ?1 AND key =
 #[derive(Clone)]
 pub struct SqliteTransactions {
     store: SqliteStore,
-    /// One: a second transaction would only wait for the file's lock.
+    /// Has one permit: a second transaction would only wait for the file's lock.
     turn: Arc<Semaphore>,
     idle: Arc<Mutex<Vec<Effects>>>,
 }
@@ -149,7 +149,7 @@ impl SqliteTransactions {
         Ok(holds.iter().any(Option::is_some).then_some(holds))
     }
 
-    /// What has begun; without a hold, nothing stays open.
+    /// Returns the transaction that has begun; without a hold, nothing stays open.
     async fn begun<H>(
         &self,
         transaction: SqliteTransaction,
@@ -200,7 +200,7 @@ impl SqliteTransactions {
     }
 }
 
-/// What the rules give for a key that is claimed and completed at this instant.
+/// The record of a key that is claimed and completed at this instant, by the rules.
 fn completed(now: StoreTime, completing: &Completing) -> Record {
     let (claimed, _) = apply(now, None, &completing.claim());
     let (completed, _) = apply(now, claimed, &completing.operation());
@@ -250,15 +250,15 @@ impl fmt::Debug for SqliteTransaction {
     }
 }
 
-/// How a transaction holds its key.
+/// The hold of a transaction on its key.
 #[derive(Debug)]
 pub enum Hold {
-    /// It has inserted the record.
+    /// The transaction has inserted the record.
     Record {
         /// The number of the row.
         id: i64,
     },
-    /// Its key is claimed.
+    /// The key is claimed.
     Claim,
 }
 
@@ -313,11 +313,11 @@ impl Transactions for SqliteTransactions {
         transaction: SqliteTransaction,
         batch: Vec<(Hold, Completing)>,
     ) -> Result<(), CommitError> {
-        let mut each = batch.iter();
-        let store = |()| {
-            each.try_for_each(|(hold, completing)| store_result(&transaction, hold, completing))
-        };
-        let stored = check_guard(&transaction).and_then(store);
+        let stored = check_guard(&transaction).and_then(|()| {
+            batch
+                .iter()
+                .try_for_each(|(hold, completing)| store_result(&transaction, hold, completing))
+        });
         self.commit_if(transaction, stored).await
     }
 
@@ -345,15 +345,16 @@ fn store_result(
     hold: &Hold,
     completing: &Completing,
 ) -> Result<(), CommitError> {
-    let rolled_back =
-        |error: rusqlite::Error| CommitError::RolledBack(errors::not_executed(&error).into());
     match hold {
         Hold::Claim => complete(connection, completing).map_err(CommitError::RolledBack),
         Hold::Record { .. } if completing.result().is_empty() => Ok(()),
         Hold::Record { id } => {
-            let mut add = connection.prepare_cached(ADD_RESULT).map_err(rolled_back)?;
-            let added = add.execute((id, completing.key().as_str(), completing.result().as_ref()));
-            match added.map_err(rolled_back)? {
+            let result = completing.result().as_ref();
+            let added = connection
+                .prepare_cached(ADD_RESULT)
+                .and_then(|mut add| add.execute((id, completing.key().as_str(), result)))
+                .map_err(|error| CommitError::RolledBack(errors::not_executed(&error).into()))?;
+            match added {
                 1 => Ok(()),
                 _ => Err(CommitError::RolledBack(
                     "a trigger on the table `records` interferes; remove it".into(),

@@ -1,5 +1,7 @@
 //! The thread that writes, with group commit.
 
+mod transactions;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -10,10 +12,9 @@ use oncegate_core::store::{Command, StoreError};
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::oneshot;
 
-use super::errors::{self, Trouble};
-use super::file::{self, Settings};
-use super::log::LogWatch;
-use super::place::Place;
+use self::transactions::Transactions;
+use super::errors::Trouble;
+use super::file::Settings;
 use super::purge::{self, ExpiredRow};
 use super::queue::{Job, Lane, Queue, SoFar, Turn};
 use super::row::{self, Claimed, Rows};
@@ -26,7 +27,7 @@ const MAX_TRANSACTION_COMMANDS: usize = 4_096;
 /// processes' writes.
 const GATHER_AT_MOST: Duration = Duration::from_millis(1);
 
-/// How long the idle thread sleeps at once; the value has no effect.
+/// The longest sleep of the idle thread; the value has no effect.
 const PATIENCE: Duration = Duration::from_secs(3_600);
 
 /// Counters of a store since it was opened.
@@ -85,10 +86,11 @@ impl Batch {
 
     /// The answers, in the order of the commands.
     pub(super) fn answers(self) -> impl Iterator<Item = Answer> {
-        let no_answer = || Err(StoreError::unknown("the SQLite store gave no answer"));
-        self.asked
-            .into_iter()
-            .map(move |asked| asked.answer.unwrap_or_else(no_answer))
+        self.asked.into_iter().map(|asked| {
+            asked
+                .answer
+                .unwrap_or_else(|| Err(StoreError::unknown("the SQLite store gave no answer")))
+        })
     }
 }
 
@@ -133,26 +135,19 @@ impl Writer {
     pub(super) async fn start(settings: Settings) -> Result<Self, StoreError> {
         let counters = Arc::new(Counters::default());
         let count = Arc::clone(&counters);
-        let open = move || {
-            let connection = file::open(&settings)?;
-            let place = Place::of(&settings.path);
-            let (busy_timeout, last_commit) = (settings.busy_timeout, Duration::ZERO);
-            let log = LogWatch::of(&settings.path);
-            let transactions = Transactions {
-                connection,
-                place,
-                log,
-                busy_timeout,
-                last_commit,
-            };
-            Ok(WriterThread {
-                transactions,
-                expected: 0,
-                claimed: Claimed::default(),
-                counters: count,
-            })
-        };
-        let worker = Worker::start("oncegate-sqlite-write", open, WriterThread::run).await?;
+        let worker = Worker::start(
+            "oncegate-sqlite-write",
+            move || {
+                Ok(WriterThread {
+                    transactions: Transactions::open(&settings)?,
+                    expected: 0,
+                    claimed: Claimed::default(),
+                    counters: count,
+                })
+            },
+            WriterThread::run,
+        );
+        let worker = worker.await?;
         Ok(Self { worker, counters })
     }
 
@@ -215,11 +210,11 @@ fn task<T: Send + 'static>(
     mut task: impl FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
 ) -> (Work, oneshot::Receiver<Result<T, StoreError>>) {
     let (answer, answered) = oneshot::channel();
-    let run = move |transactions: &mut Transactions| {
+    let work = Work::Task(Box::new(move |transactions| {
         // The caller may be gone; then the answer is dropped.
         let _ = answer.send(transactions.write(|connection, _| task(connection)));
-    };
-    (Work::Task(Box::new(run)), answered)
+    }));
+    (work, answered)
 }
 
 fn thread_ended(_: oneshot::error::RecvError) -> StoreError {
@@ -317,12 +312,13 @@ impl Batch {
     /// flight and 200,000 records held (medians of eight pairs of runs on a busy machine, 0.99 to
     /// 1.31).
     fn lane(&self) -> Lane {
-        let all = |is: fn(&Operation) -> bool| {
-            self.asked.iter().all(|asked| is(&asked.command.operation))
-        };
-        if all(|operation| matches!(operation, Operation::Extend { .. })) {
+        let mut operations = self.asked.iter().map(|asked| &asked.command.operation);
+        if operations
+            .clone()
+            .all(|operation| matches!(operation, Operation::Extend { .. }))
+        {
             Lane::Urgent
-        } else if all(|operation| matches!(operation, Operation::Claim { .. })) {
+        } else if operations.all(|operation| matches!(operation, Operation::Claim { .. })) {
             Lane::Late
         } else {
             Lane::Early
@@ -456,65 +452,7 @@ impl<'q> Group<'q> {
     }
 }
 
-/// Whether an error is about one command's data alone.
+/// Returns whether an error is about one command's data alone.
 fn is_its_own(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::TooBig)
-}
-
-/// The connection that writes. It begins and ends transactions.
-struct Transactions {
-    connection: Connection,
-    place: Place,
-    log: LogWatch,
-    busy_timeout: Duration,
-    /// How long the last commit took, with its sync of the disk: a wait up to this time for more
-    /// commands pays.
-    last_commit: Duration,
-}
-
-impl Transactions {
-    /// Runs `work` in one transaction; `work` may run again when another process held the lock.
-    fn write<T>(
-        &mut self,
-        mut work: impl FnMut(&Connection, StoreTime) -> rusqlite::Result<T>,
-    ) -> Result<T, StoreError> {
-        self.place.check()?;
-        let mut committing_since = None;
-        let connection = &self.connection;
-        let done = file::patiently(self.busy_timeout, || {
-            committing_since = None;
-            let settled = transaction(connection, &mut work, &mut committing_since);
-            if !connection.is_autocommit() {
-                // An error is ignored: if the rollback failed, the next BEGIN is refused.
-                let _ = connection.execute_batch("ROLLBACK");
-            }
-            settled
-        });
-        if let Some(since) = committing_since {
-            self.last_commit = since.elapsed();
-            self.log.look(&self.connection);
-        }
-        done.map_err(|error| {
-            let committing = committing_since.is_some();
-            let classify = if committing {
-                errors::not_committed
-            } else {
-                errors::not_executed
-            };
-            self.place.name(classify(&error))
-        })
-    }
-}
-
-fn transaction<T>(
-    connection: &Connection,
-    work: &mut impl FnMut(&Connection, StoreTime) -> rusqlite::Result<T>,
-    committing_since: &mut Option<Instant>,
-) -> rusqlite::Result<T> {
-    connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
-    let now = row::now(connection, true)?;
-    let done = work(connection, now)?;
-    *committing_since = Some(Instant::now());
-    connection.prepare_cached("COMMIT")?.execute([])?;
-    Ok(done)
 }

@@ -49,7 +49,8 @@ async fn a_stop_of_the_active_consumer_keeps_the_order() {
         .new_queue_with("orders", QueueKind::Quorum, &arguments)
         .await;
     let stage = Stage::of(&server, queue).await;
-    let (first, second) = (Clerk::waiting(), Clerk::new());
+    let first = Clerk::waiting();
+    let second = Clerk::new();
     let active = stage
         .start_with(stage.source().in_order(), first.clone(), |consumer| {
             consumer

@@ -4,13 +4,13 @@
 use std::collections::BTreeSet;
 
 use fastrand::Rng;
-use oncegate_testkit::{Ledger, QueueKind, RabbitMqServer, Redis, Workers, unique};
+use oncegate_testkit::{Ledger, QueueKind, RabbitMqServer, RabbitQueue, Redis, Workers, unique};
 use serde_json::json;
 
 const MESSAGES: usize = 3_000;
 const ORDERS: usize = 2_000;
 const WORKERS: usize = 3;
-/// How many workers are killed: `ONCEGATE_RABBITMQ_KILLS`. The broker is killed once, and a worker
+/// The number of workers that are killed: `ONCEGATE_RABBITMQ_KILLS`. The broker is killed once, and a worker
 /// stopped once, for so many of them.
 const DEFAULT_KILLS: usize = 5;
 const KILLS_A_BROKER: usize = 5;
@@ -34,7 +34,7 @@ fn faults(rng: &mut Rng) -> Vec<Fault> {
     faults
 }
 
-/// Whether the broker delivers to one worker at a time, and messages run in the queue's order.
+/// The order of messages: kept if the broker delivers to one worker at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     None,
@@ -59,17 +59,7 @@ async fn nothing_is_lost(kind: QueueKind, order: Order) {
 
     let folder = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(folder.path().join("ledger"));
-    let path = ledger.path().display().to_string();
-    // The broker gives up a connection that is silent for two heartbeats.
-    let uri = format!("{}?heartbeat=2", server.uri());
-    let from = ["amqp".to_owned(), uri, queue.name().to_owned()];
-    let in_order = (order == Order::Kept).then(|| "in-order".to_owned());
-    let arguments = [redis.url().to_owned(), unique("fire"), path]
-        .into_iter()
-        .chain(from)
-        .chain(in_order)
-        .collect();
-    let mut workers = Workers::of(env!("CARGO_BIN_EXE_worker"), arguments);
+    let mut workers = workers(&server, &redis, &queue, &ledger, order);
     for _ in 0..WORKERS {
         workers.start();
     }
@@ -90,17 +80,11 @@ async fn nothing_is_lost(kind: QueueKind, order: Order) {
                 server.start_again().await;
             }
             Fault::Stop => {
-                let until_consumers = async |workers: &Workers, so: fn(usize) -> bool| {
-                    workers
-                        .until(&ledger, async |_| match server.consumers(&queue).await {
-                            consumers if so(consumers) => Ok(()),
-                            consumers => Err(consumers),
-                        })
-                        .await;
-                };
-                until_consumers(&workers, |consumers| consumers == WORKERS).await;
+                let all = |consumers| consumers == WORKERS;
+                until_consumers(&workers, &ledger, &server, &queue, all).await;
                 workers.stop_one(&mut rng);
-                until_consumers(&workers, |consumers| consumers < WORKERS).await;
+                let fewer = |consumers| consumers < WORKERS;
+                until_consumers(&workers, &ledger, &server, &queue, fewer).await;
                 workers.go_on();
             }
         }
@@ -118,18 +102,61 @@ async fn nothing_is_lost(kind: QueueKind, order: Order) {
     let run = format!("seed {seed}, {faults:?}");
     let explained = workers.explained(&ledger, (0..ORDERS).map(|order| order.to_string()), &run);
     if order == Order::Kept {
-        let mut seen = BTreeSet::new();
-        let first = ledger
-            .read()
-            .into_iter()
-            .map(|effect| effect.effect.parse::<usize>().unwrap());
-        let first: Vec<usize> = first.filter(|order| seen.insert(*order)).collect();
+        let first = first_effects(&ledger);
         assert!(first.is_sorted(), "{run}: {first:?}");
     }
     println!(
         "{} faults, lost 0, second effects {explained}, each of a worker that was hit",
         faults.len()
     );
+}
+
+/// The workers, none of which is started.
+fn workers(
+    server: &RabbitMqServer,
+    redis: &Redis,
+    queue: &RabbitQueue,
+    ledger: &Ledger,
+    order: Order,
+) -> Workers {
+    let path = ledger.path().display().to_string();
+    // The broker gives up a connection that is silent for two heartbeats.
+    let uri = format!("{}?heartbeat=2", server.uri());
+    let from = ["amqp".to_owned(), uri, queue.name().to_owned()];
+    let in_order = (order == Order::Kept).then(|| "in-order".to_owned());
+    let arguments = [redis.url().to_owned(), unique("fire"), path]
+        .into_iter()
+        .chain(from)
+        .chain(in_order)
+        .collect();
+    Workers::of(env!("CARGO_BIN_EXE_worker"), arguments)
+}
+
+/// Waits until the broker has such a number of consumers.
+async fn until_consumers(
+    workers: &Workers,
+    ledger: &Ledger,
+    server: &RabbitMqServer,
+    queue: &RabbitQueue,
+    so: fn(usize) -> bool,
+) {
+    workers
+        .until(ledger, async |_| match server.consumers(queue).await {
+            consumers if so(consumers) => Ok(()),
+            consumers => Err(consumers),
+        })
+        .await;
+}
+
+/// The orders by their first effects.
+fn first_effects(ledger: &Ledger) -> Vec<usize> {
+    let mut seen = BTreeSet::new();
+    ledger
+        .read()
+        .into_iter()
+        .map(|effect| effect.effect.parse().unwrap())
+        .filter(|order| seen.insert(*order))
+        .collect()
 }
 
 // invariant: queue-message-lost

@@ -46,7 +46,8 @@ async fn a_missing_queue_says_how_to_make_it() {
 async fn a_missing_right_is_named() {
     let server = RabbitMq::shared().await;
     let stage = Stage::on(&server, QueueKind::Classic).await;
-    let (queue, dead) = (stage.queue.name(), stage.dead.name());
+    let queue = stage.queue.name();
+    let dead = stage.dead.name();
     let writer = server.new_user("", ".*", "").await;
     let source = AmqpSource::new(server.uri_as(&writer), queue);
     refuses(&stage, source, &["permission `read`", queue]).await;

@@ -32,7 +32,8 @@ struct Scene {
 
 impl Scene {
     async fn with(partitions: i32) -> Self {
-        let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
+        let kafka = Kafka::shared().await;
+        let redis = Redis::shared().await;
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str| folder.path().join(name);
         let topics = (
@@ -94,10 +95,12 @@ impl Scene {
             entry.pid == zombie.id() && matches!(entry.what, Occurrence::Begun { .. })
         };
         until("the handler", LIMIT, async || {
-            match self.history().iter().any(begun) {
-                true => Ok(true),
-                false if zombie.is_stopped() => Ok(false),
-                false => Err("it has not begun".to_owned()),
+            if self.history().iter().any(begun) {
+                Ok(true)
+            } else if zombie.is_stopped() {
+                Ok(false)
+            } else {
+                Err("it has not begun".to_owned())
             }
         })
         .await
@@ -199,7 +202,7 @@ async fn zombie_at(point: Point) {
         // Nothing was claimed, or the lease was over: the zombie claims, and gets the current
         // state.
         Point::ClaimBefore | Point::ClaimAfter => {
-            assert_eq!((effects, after), (1, None), "{point:?}")
+            assert_eq!((effects, after), (1, None), "{point:?}");
         }
         // It owned the key and has not completed it. Another worker did: the zombie's completion is
         // refused.
@@ -209,7 +212,7 @@ async fn zombie_at(point: Point) {
         // Its completion arrived, or the other one's did.
         Point::CompleteSent => assert!(matches!(effects, 1 | 2)),
         Point::CompleteAfter | Point::AckBefore | Point::AckAfter => {
-            assert_eq!(effects, 1, "{point:?}")
+            assert_eq!(effects, 1, "{point:?}");
         }
         Point::Revoke => unreachable!("it is no step of a message"),
     }
@@ -223,7 +226,8 @@ async fn zombie_at(point: Point) {
 /// message.
 async fn zombie_past_its_poll_interval(protocol: Protocol) {
     let mut scene = Scene::with(2).await;
-    (scene.settings.protocol, scene.settings.poll_interval) = (protocol, Some(POLL_INTERVAL));
+    scene.settings.protocol = protocol;
+    scene.settings.poll_interval = Some(POLL_INTERVAL);
     if protocol == Protocol::New {
         scene
             .kafka
@@ -296,7 +300,9 @@ impl Scene {
     fn after(&self, line: usize, pid: u32) -> Option<&'static str> {
         let entries = self.history();
         // An answer that came too late to be waited for is asked for again.
-        let (mut completes, mut word, mut finished) = (BTreeSet::new(), None, false);
+        let mut completes = BTreeSet::new();
+        let mut word = None;
+        let mut finished = false;
         let first = self.first_origin();
         let received = entries.iter().find_map(|entry| match &entry.what {
             Occurrence::Received {

@@ -143,7 +143,8 @@ async fn requests_one_after_another_do_not_each_wait_for_a_store_that_is_frozen(
     };
     let mut asked = Vec::new();
     for number in 0..REQUESTS {
-        let (sent, before) = (Instant::now(), errors());
+        let sent = Instant::now();
+        let before = errors();
         assert_eq!(
             world.post(&format!("k{number}"), ORDER).await.problem(),
             "store-unavailable"

@@ -68,7 +68,8 @@ async fn a_time_limit_inside_of_the_layer_leaves_the_outcome_unknown() {
     .await;
     // The answers of a `TimeoutLayer`: its own, and the one for a server that has called another.
     for (number, status) in [408, 504].into_iter().enumerate() {
-        let (key, before) = (status.to_string(), world.runs().len());
+        let key = status.to_string();
+        let before = world.runs().len();
         assert_eq!(world.told(&key, &key).await.status, status);
         assert_eq!(world.settled(&key).await.status, 201);
         let runs = &world.runs()[before..];
@@ -111,7 +112,8 @@ async fn rewrite(store: &MemoryStore, change: impl Fn(&str) -> String) {
         panic!("it is completed")
     };
     let result = change(std::str::from_utf8(result).unwrap()).into();
-    let (token, retention) = (Token::from_bits(7), Duration::from_secs(3_600));
+    let token = Token::from_bits(7);
+    let retention = Duration::from_secs(3_600);
     let fingerprint = record.fingerprint;
     let operations = [
         Operation::Reopen {
@@ -325,7 +327,8 @@ async fn a_response_larger_than_the_gate_keeps_does_not_run_again() {
 
 #[tokio::test]
 async fn a_response_larger_than_a_record_keeps_comes_from_the_result_store() {
-    let (folder, store) = (tempfile::tempdir().unwrap(), Arc::new(MemoryStore::new()));
+    let folder = tempfile::tempdir().unwrap();
+    let store = Arc::new(MemoryStore::new());
     let results = ObjectResults::folder(folder.path()).unwrap();
     let world = World::over(
         Arc::clone(&store),

@@ -46,11 +46,10 @@ impl Teller {
     async fn start(kind: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let database = Database::open(&place(kind, &folder).await).await.unwrap();
-        let (begun, open) = (
-            Arc::new(watch::Sender::new(0)),
-            Arc::new(watch::Sender::new(false)),
-        );
-        let (count, gate) = (Arc::clone(&begun), Arc::clone(&open));
+        let begun = Arc::new(watch::Sender::new(0));
+        let open = Arc::new(watch::Sender::new(false));
+        let count = Arc::clone(&begun);
+        let gate = Arc::clone(&open);
         let pass: Pass = Arc::new(move |headers, point| {
             if point == "begun" {
                 count.send_modify(|count| *count += 1);
@@ -93,7 +92,8 @@ impl Teller {
 
     /// Begins a request that holds at its beginning, in a task.
     async fn hold(&self, key: &'static str) -> tokio::task::JoinHandle<HttpAnswer> {
-        let (client, mut begun) = (self.client(), self.begun.subscribe());
+        let client = self.client();
+        let mut begun = self.begun.subscribe();
         let before = *begun.borrow();
         let held = tokio::spawn(async move {
             client
@@ -155,7 +155,7 @@ impl Teller {
         until("the record to be taken over", LIMIT, async || {
             match &self.database {
                 Database::Postgres { store, .. } => {
-                    store.pass(&[(key.clone(), LEASE * 2)]).await.unwrap()
+                    store.pass(&[(key.clone(), LEASE * 2)]).await.unwrap();
                 }
                 Database::Sqlite(store) => store.pass(key, LEASE * 2).await.unwrap(),
             }
@@ -274,7 +274,8 @@ async fn an_owner_that_has_lost_its_lease_commits_neither_payment_nor_response()
     for kind in KINDS {
         let teller = Teller::start(kind).await;
         let held = teller.hold("A-1").await;
-        let (key, other) = (teller.record_key().await, Token::from_bits(7));
+        let key = teller.record_key().await;
+        let other = Token::from_bits(7);
         teller.take_over(&key, other).await;
         teller.open.send_replace(true);
         let answer = held.await.unwrap();

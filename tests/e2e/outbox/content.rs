@@ -228,7 +228,8 @@ async fn a_read_is_limited_by_messages_and_bytes_and_leaves_out_what_is_held_bac
 async fn the_lead_belongs_to_one_relay_until_it_resigns_or_its_lease_is_over() {
     let world = World::new().await;
     let outbox = &world.outbox;
-    let (one, other) = (Token::from_bits(1), Token::from_bits(2));
+    let one = Token::from_bits(1);
+    let other = Token::from_bits(2);
     let long = Duration::from_secs(3_600);
     assert!(outbox.lead(one, long).await.unwrap());
     assert!(!outbox.lead(other, long).await.unwrap(), "two lead");
@@ -257,8 +258,10 @@ async fn the_lead_belongs_to_one_relay_until_it_resigns_or_its_lease_is_over() {
 async fn a_clock_that_goes_back_keeps_the_lead_with_a_dead_relay_for_no_longer_than_its_lease() {
     let world = World::new().await;
     let outbox = &world.outbox;
-    let (one, other) = (Token::from_bits(1), Token::from_bits(2));
-    let (lease, hour) = (Duration::from_secs(2), Duration::from_secs(3_600));
+    let one = Token::from_bits(1);
+    let other = Token::from_bits(2);
+    let lease = Duration::from_secs(2);
+    let hour = Duration::from_secs(3_600);
     let client = world.postgres.connection().await;
     // To the row this is the same as a clock that goes back.
     let goes_back = "UPDATE oncegate_outbox_leaders SET leads_until_ms = leads_until_ms + 3600000";

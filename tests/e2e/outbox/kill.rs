@@ -122,18 +122,19 @@ async fn after_ten_kills_a_gated_consumer_has_seen_each_committed_message_once_a
     println!("seed: {seed}");
     let mut rng = Rng::with_seed(seed);
     let world = Arc::new(World::new().await);
-    let (seen, stop_consumer, stop_writer) = (
-        Seen::default(),
-        CancellationToken::new(),
-        Arc::new(AtomicBool::new(false)),
-    );
+    let seen = Seen::default();
+    let stop_consumer = CancellationToken::new();
+    let stop_writer = Arc::new(AtomicBool::new(false));
     let consumer = world.consumer(&seen, &stop_consumer);
     let writer = tokio::spawn({
-        let (world, stop, rng) = (Arc::clone(&world), Arc::clone(&stop_writer), rng.fork());
+        let world = Arc::clone(&world);
+        let stop = Arc::clone(&stop_writer);
+        let rng = rng.fork();
         async move { write_until(&world, &world.topic, &stop, rng).await }
     });
     for kill in 0..KILLS {
-        let (before, more) = (world.published_count().await, rng.i64(1..60));
+        let before = world.published_count().await;
+        let more = rng.i64(1..60);
         let mut relay = world.relay_process(world.kafka.bootstrap());
         until(
             &format!("relay {kill} to publish {more} messages"),

@@ -5,11 +5,41 @@ use std::time::Duration;
 use oncegate::core::record::Token;
 use oncegate::kafka::KafkaPublisher;
 use oncegate::outbox::{HeldBack, ID_HEADER, OutboxMessage, OutboxStore as _, ReadLimits, Relay};
-use oncegate::sqlite::SqliteStore;
+use oncegate::sqlite::{SqliteOutbox, SqliteStore};
 use oncegate_testkit::{Kafka, until};
 use rdkafka::Message as _;
 
 use crate::world::{LIMIT, Running, firsts, header};
+
+/// Writes 60 shipments and their messages. Every second transaction is rolled back, and its message
+/// written again by the next.
+fn ship(connection: &mut rusqlite::Connection, outbox: &SqliteOutbox, topic: &str) {
+    for number in 0..60_u32 {
+        let transaction = connection.transaction().unwrap();
+        transaction
+            .execute("INSERT INTO shipments VALUES (?1)", [number])
+            .unwrap();
+        let message = OutboxMessage::new(topic, (number / 2).to_string())
+            .key("a")
+            .header("type", "shipped");
+        outbox.publish(&transaction, &message).unwrap();
+        if number % 2 == 0 {
+            transaction.rollback().unwrap();
+        } else {
+            transaction.commit().unwrap();
+        }
+    }
+}
+
+async fn until_sent(outbox: &SqliteOutbox) {
+    until("the outbox to be empty", LIMIT, async || {
+        match outbox.status().await.unwrap().unsent {
+            0 => Ok(()),
+            unsent => Err(format!("{unsent} messages are not sent")),
+        }
+    })
+    .await;
+}
 
 // invariant: outbox-rollback
 #[tokio::test]
@@ -30,32 +60,8 @@ async fn a_file_publishes_what_was_committed_in_it_and_keeps_it_for_its_retentio
             .lease(Duration::from_secs(1))
     };
     let first = Running::start(relay());
-    for number in 0..60_u32 {
-        let transaction = connection.transaction().unwrap();
-        transaction
-            .execute("INSERT INTO shipments VALUES (?1)", [number])
-            .unwrap();
-        let message = OutboxMessage::new(&topic, (number / 2).to_string())
-            .key("a")
-            .header("type", "shipped");
-        outbox.publish(&transaction, &message).unwrap();
-        // Every second one is rolled back, and written again by the next.
-        if number % 2 == 0 {
-            transaction.rollback().unwrap()
-        } else {
-            transaction.commit().unwrap()
-        }
-    }
-    let until_sent = async || {
-        until("the outbox to be empty", LIMIT, async || {
-            match outbox.status().await.unwrap().unsent {
-                0 => Ok(()),
-                unsent => Err(format!("{unsent} messages are not sent")),
-            }
-        })
-        .await;
-    };
-    until_sent().await;
+    ship(&mut connection, &outbox, &topic);
+    until_sent(&outbox).await;
     first.kill().await;
     let transaction = connection.transaction().unwrap();
     outbox
@@ -66,7 +72,7 @@ async fn a_file_publishes_what_was_committed_in_it_and_keeps_it_for_its_retentio
         .unwrap();
     transaction.commit().unwrap();
     let second = Running::start(relay().retention(Duration::ZERO));
-    until_sent().await;
+    until_sent(&outbox).await;
     until("the purge", LIMIT, async || {
         match outbox.status().await.unwrap().sent {
             0 => Ok(()),
@@ -103,8 +109,10 @@ async fn a_clock_that_goes_back_keeps_the_lead_of_a_file_with_a_dead_relay_for_n
         .await
         .unwrap();
     let outbox = store.outbox("shop").await.unwrap();
-    let (one, other) = (Token::from_bits(1), Token::from_bits(2));
-    let (lease, hour) = (Duration::from_secs(2), Duration::from_secs(3_600));
+    let one = Token::from_bits(1);
+    let other = Token::from_bits(2);
+    let lease = Duration::from_secs(2);
+    let hour = Duration::from_secs(3_600);
     let connection = store.open_connection().unwrap();
     // To the row this is the same as a clock that goes back.
     let goes_back = "UPDATE oncegate_outbox_leaders SET leads_until_ms = leads_until_ms + 3600000";
@@ -135,11 +143,9 @@ async fn a_file_has_one_leader_and_reads_up_to_its_limits() {
         .await
         .unwrap();
     let outbox = store.outbox("shop").await.unwrap();
-    let (one, other, long) = (
-        Token::from_bits(1),
-        Token::from_bits(2),
-        Duration::from_secs(3_600),
-    );
+    let one = Token::from_bits(1);
+    let other = Token::from_bits(2);
+    let long = Duration::from_secs(3_600);
     assert!(outbox.lead(one, long).await.unwrap() && outbox.lead(one, long).await.unwrap());
     assert!(!outbox.lead(other, long).await.unwrap());
     outbox.resign(other).await.unwrap();

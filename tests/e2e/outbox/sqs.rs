@@ -63,19 +63,21 @@ async fn with_kills(queue: Queue) -> (BTreeMap<String, u32>, BTreeMap<String, Ve
     let seed = fastrand::u64(..);
     println!("seed: {seed}");
     let mut rng = Rng::with_seed(seed);
-    let (sqs, table) = (Sqs::shared().await, Arc::new(Table::new().await));
-    let (seen, stop_consumer, stop_writer) = (
-        Seen::default(),
-        CancellationToken::new(),
-        Arc::new(AtomicBool::new(false)),
-    );
+    let sqs = Sqs::shared().await;
+    let table = Arc::new(Table::new().await);
+    let seen = Seen::default();
+    let stop_consumer = CancellationToken::new();
+    let stop_writer = Arc::new(AtomicBool::new(false));
     let consumer = consumer(&sqs, &queue, &seen, &stop_consumer);
     let writer = tokio::spawn({
-        let (table, stop, rng) = (Arc::clone(&table), Arc::clone(&stop_writer), rng.fork());
+        let table = Arc::clone(&table);
+        let stop = Arc::clone(&stop_writer);
+        let rng = rng.fork();
         async move { write_until(&table, queue.name(), &stop, rng).await }
     });
     for kill in 0..KILLS {
-        let (before, more) = (count(&seen), rng.usize(1..60));
+        let before = count(&seen);
+        let more = rng.usize(1..60);
         let mut relay = table.relay_process(sqs.endpoint());
         until(
             &format!("{more} messages of relay {kill} to be seen"),
@@ -135,11 +137,10 @@ async fn after_ten_kills_a_gated_consumer_of_a_standard_queue_has_seen_each_comm
 
 #[tokio::test]
 async fn payload_key_and_headers_arrive_unchanged_with_the_id() {
-    let (sqs, table) = (Sqs::shared().await, Table::new().await);
-    let (fifo, standard) = (
-        sqs.new_fifo_queue("outbox").await,
-        sqs.new_queue("outbox").await,
-    );
+    let sqs = Sqs::shared().await;
+    let table = Table::new().await;
+    let fifo = sqs.new_fifo_queue("outbox").await;
+    let standard = sqs.new_queue("outbox").await;
     let message = |queue: &Queue, id: &str| {
         let message = OutboxMessage::new(queue.url(), r#"{"grüße":1}"#)
             .key("customer-1")
@@ -194,8 +195,10 @@ async fn payload_key_and_headers_arrive_unchanged_with_the_id() {
 #[tokio::test]
 async fn messages_travel_in_batches_and_an_entry_that_fails_costs_its_neighbours_nothing() {
     const COUNT: u32 = 100;
-    let (sqs, table) = (Sqs::shared().await, Table::new().await);
-    let (queue, proxy) = (sqs.new_queue("outbox").await, SqsProxy::before(&sqs).await);
+    let sqs = Sqs::shared().await;
+    let table = Table::new().await;
+    let queue = sqs.new_queue("outbox").await;
+    let proxy = SqsProxy::before(&sqs).await;
     let failing = |code, senders_fault| Fault::FailEntries {
         at: vec![0, 3],
         code,
@@ -235,11 +238,10 @@ async fn messages_travel_in_batches_and_an_entry_that_fails_costs_its_neighbours
 #[tokio::test]
 async fn a_lost_answer_of_a_fifo_queue_repeats_nothing_and_keeps_the_order() {
     const COUNT: u32 = 30;
-    let (sqs, table) = (Sqs::shared().await, Table::new().await);
-    let (queue, proxy) = (
-        sqs.new_fifo_queue("outbox").await,
-        SqsProxy::before(&sqs).await,
-    );
+    let sqs = Sqs::shared().await;
+    let table = Table::new().await;
+    let queue = sqs.new_fifo_queue("outbox").await;
+    let proxy = SqsProxy::before(&sqs).await;
     proxy.next(4, SEND, Fault::LoseReply);
     let message =
         |key: &'static str, body: &String| OutboxMessage::new(queue.name(), body.clone()).key(key);
@@ -269,7 +271,8 @@ async fn a_lost_answer_of_a_fifo_queue_repeats_nothing_and_keeps_the_order() {
 #[tokio::test]
 async fn what_a_queue_does_not_take_holds_back_its_key_and_nothing_else() {
     // Unlike ElasticMQ, moto has limits of its queues.
-    let (moto, table) = (Moto::shared().await, Table::new().await);
+    let moto = Moto::shared().await;
+    let table = Table::new().await;
     let sqs = moto.sqs();
     let small = [(QueueAttributeName::MaximumMessageSize, "2048")];
     let queue = sqs.new_fifo_queue_with("outbox", &small).await;

@@ -200,7 +200,8 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(relay: Relay) -> Self {
-        let (watched, stop) = (Watched::new(), CancellationToken::new());
+        let watched = Watched::new();
+        let stop = CancellationToken::new();
         let relay = relay.observer(Arc::clone(&watched) as _);
         let task = tokio::spawn(relay.run_until(stop.clone().cancelled_owned()));
         Self {

@@ -69,8 +69,10 @@ async fn state_of(direct: &PostgresStore, key: &oncegate_core::key::StoreKey) ->
 #[tokio::test]
 async fn what_follows_a_cancelled_begin_is_looked_up() {
     let postgres = Postgres::shared().await;
-    let (direct, cancelled) = (hand::store(&postgres).await, Cancelled::on(&postgres).await);
-    let (key, owner) = (key(&scope(), 1), token());
+    let direct = hand::store(&postgres).await;
+    let cancelled = Cancelled::on(&postgres).await;
+    let key = key(&scope(), 1);
+    let owner = token();
     cancelled.cancel(1);
     let reply = apply(&cancelled.store, &key, claim(owner)).await.unwrap();
     assert_eq!(cancelled.left(), 0);
@@ -91,8 +93,10 @@ async fn what_follows_a_cancelled_begin_is_looked_up() {
 #[tokio::test]
 async fn a_claim_that_may_have_been_granted_is_unknown() {
     let postgres = Postgres::shared().await;
-    let (direct, cancelled) = (hand::store(&postgres).await, Cancelled::on(&postgres).await);
-    let (key, owner) = (key(&scope(), 1), token());
+    let direct = hand::store(&postgres).await;
+    let cancelled = Cancelled::on(&postgres).await;
+    let key = key(&scope(), 1);
+    let owner = token();
     cancelled.cancel(usize::MAX);
     let error = apply(&cancelled.store, &key, claim(owner))
         .await
@@ -109,7 +113,8 @@ async fn a_claim_that_may_have_been_granted_is_unknown() {
 #[tokio::test]
 async fn a_cancelled_begin_leaves_no_row_behind() {
     let postgres = Postgres::shared().await;
-    let (direct, cancelled) = (hand::store(&postgres).await, Cancelled::on(&postgres).await);
+    let direct = hand::store(&postgres).await;
+    let cancelled = Cancelled::on(&postgres).await;
     let key = key(&scope(), 1);
     cancelled.cancel(1);
     // It is executed by the rules, which insert a row to lock it.

@@ -51,7 +51,8 @@ impl Bench for OnPostgres {
 #[tokio::test]
 async fn the_store_conforms() {
     let postgres = Postgres::shared().await;
-    let (store, client) = (hand::store(&postgres).await, postgres.connection().await);
+    let store = hand::store(&postgres).await;
+    let client = postgres.connection().await;
     conformance(&OnPostgres {
         store,
         client,
@@ -65,7 +66,8 @@ async fn the_store_conforms() {
 async fn the_store_conforms_where_each_transaction_is_given_its_limits() {
     let postgres = Postgres::shared().await;
     hand::store(&postgres).await;
-    let (client, proxy) = (postgres.connection().await, Proxy::before(&postgres).await);
+    let client = postgres.connection().await;
+    let proxy = Proxy::before(&postgres).await;
     proxy.be_a_pooler();
     let store = PostgresStore::builder(proxy.url())
         .without_purge()

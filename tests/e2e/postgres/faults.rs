@@ -67,7 +67,8 @@ async fn a_repeat_with_the_same_token_finds_out_what_a_cut_commit_did() {
     let scope = scope();
     let mut unknown = 0;
     for (number, cut) in (0..40).zip([Cut::Before, Cut::After].into_iter().cycle()) {
-        let (key, owner) = (key(&scope, number), token());
+        let key = key(&scope, number);
+        let owner = token();
         for operation in [claim(owner), complete(owner, b"first")] {
             let completes = matches!(operation, Operation::Complete { .. });
             // First the fast path, then the claim by the rules that finds the record.
@@ -119,13 +120,15 @@ async fn what_the_rules_decide_is_as_sure_as_the_straight_way() {
         .unwrap();
     let scope = scope();
     for (number, cut) in (0..20).zip([Cut::Before, Cut::After].into_iter().cycle()) {
-        let (key, owner) = (key(&scope, number), token());
+        let key = key(&scope, number);
+        let owner = token();
         assert!(granted_as(
             1,
             &apply(&*direct, &key, claim(owner)).await.unwrap()
         ));
         let fail = || {
-            let (reason, retention) = ("no such account".to_owned(), Duration::from_secs(3_600));
+            let reason = "no such account".to_owned();
+            let retention = Duration::from_secs(3_600);
             Operation::Fail {
                 token: owner,
                 reason,
@@ -169,7 +172,8 @@ async fn a_client_that_stalls_inside_its_transaction_holds_no_key_for_ever() {
         .connect()
         .await
         .unwrap();
-    let (key, owner) = (key(&scope(), 1), token());
+    let key = key(&scope(), 1);
+    let owner = token();
     assert!(granted_as(
         1,
         &apply(&*direct, &key, claim(owner)).await.unwrap()
@@ -205,13 +209,15 @@ async fn a_server_that_is_away_is_tried_at_a_pace() {
         .connect()
         .await
         .unwrap();
-    let (key, owner) = (key(&scope(), 1), token());
+    let key = key(&scope(), 1);
+    let owner = token();
     assert!(granted_as(
         1,
         &apply(&store, &key, claim(owner)).await.unwrap()
     ));
     proxy.leave();
-    let (before, start) = (proxy.connections(), Instant::now());
+    let before = proxy.connections();
+    let start = Instant::now();
     for _ in 0..CALLS {
         let refused = apply(&store, &key, claim(owner)).await.unwrap_err();
         assert!(
@@ -242,14 +248,17 @@ async fn ended_sessions_make_no_wrong_answers() {
     let (done, mut completed) = tokio::sync::mpsc::channel(1);
     let mut consumers = JoinSet::new();
     for consumer in 0..CONSUMERS {
-        let (store, scope, done) = (store.clone(), scope.clone(), done.clone());
+        let store = store.clone();
+        let scope = scope.clone();
+        let done = done.clone();
         let keys = (0..KEYS).map(move |number| key(&scope, consumer * KEYS + number));
         consumers.spawn(async move { work(&*store, keys, done).await });
     }
     drop(done);
     let client = server.connection().await;
     let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'oncegate'";
-    let (mut ended, mut owners) = (0_i64, Vec::new());
+    let mut ended = 0_i64;
+    let mut owners = Vec::new();
     while let Some(owner) = completed.recv().await {
         owners.push(owner);
         // The consumers make progress between the cuts, so that every step of a transaction is hit.
@@ -278,7 +287,9 @@ async fn what_was_answered_survives_a_killed_server() {
         let (answers, mut answered) = tokio::sync::mpsc::channel(10_000);
         let mut consumers = JoinSet::new();
         for consumer in 0..CONSUMERS {
-            let (store, scope, answers) = (store.clone(), scope.clone(), answers.clone());
+            let store = store.clone();
+            let scope = scope.clone();
+            let answers = answers.clone();
             consumers.spawn(async move {
                 for number in 0.. {
                     let key = key(&scope, (round * CONSUMERS + consumer) << 32 | number);

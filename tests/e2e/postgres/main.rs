@@ -21,4 +21,5 @@ mod purge;
 mod server;
 mod sqlstates;
 mod standbys;
+mod tables;
 mod tls;

@@ -32,7 +32,8 @@ async fn records_are_kept_through_a_pooler_in_transaction_mode() {
         // More at once than the pooler has sessions, so that statements are executed where they
         // were not prepared.
         let work = (0..60).map(|number| {
-            let (store, key) = (stores[number as usize % 2].clone(), key(&scope, number));
+            let store = stores[number as usize % 2].clone();
+            let key = key(&scope, number);
             tokio::spawn(async move {
                 let owner = token();
                 apply(&store, &key, claim(owner)).await.unwrap();

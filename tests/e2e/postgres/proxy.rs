@@ -48,7 +48,8 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address: SocketAddr = listener.local_addr().unwrap();
         let next = Arc::new(Mutex::default());
-        let (server, cuts) = (server.to_owned(), Arc::clone(&next));
+        let server = server.to_owned();
+        let cuts = Arc::clone(&next);
         let (away, mut is_away) = watch::channel(false);
         let connections = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&connections);
@@ -145,7 +146,8 @@ fn refusal() -> Vec<u8> {
 
 /// Returning closes both sides. The server's end of a transaction that was cut off is a rollback.
 async fn connect(mut client: TcpStream, mut server: TcpStream, cuts: Arc<Mutex<VecDeque<Cut>>>) {
-    let (mut asked, mut answered) = (vec![0; 1 << 20], vec![0; 1 << 16]);
+    let mut asked = vec![0; 1 << 20];
+    let mut answered = vec![0; 1 << 16];
     loop {
         tokio::select! {
             read = client.read(&mut asked) => {
@@ -176,7 +178,8 @@ async fn connect(mut client: TcpStream, mut server: TcpStream, cuts: Arc<Mutex<V
 }
 
 async fn until_committed(server: &mut TcpStream) {
-    let (mut said, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+    let mut said = Vec::new();
+    let mut buffer = vec![0; 1 << 16];
     while !contains(&said, IDLE) {
         let length = server.read(&mut buffer).await.unwrap();
         assert!(

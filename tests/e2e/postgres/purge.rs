@@ -220,11 +220,10 @@ async fn it_works_in_the_background_and_one_process_at_a_time() {
 async fn what_it_removes_was_archived_before() {
     let server = PostgresServer::start().await;
     hand::store(&server).await;
-    let (archived, broken) = (
-        Arc::new(Mutex::new(BTreeMap::new())),
-        Arc::new(AtomicBool::new(true)),
-    );
-    let (shelf, out_of_order) = (Arc::clone(&archived), Arc::clone(&broken));
+    let archived = Arc::new(Mutex::new(BTreeMap::new()));
+    let broken = Arc::new(AtomicBool::new(true));
+    let shelf = Arc::clone(&archived);
+    let out_of_order = Arc::clone(&broken);
     let archive = move |expired: &[Expired]| {
         if out_of_order.load(Ordering::Relaxed) {
             return Err("no paper".into());

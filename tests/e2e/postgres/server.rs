@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use oncegate::postgres::PostgresStore;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
-use oncegate_testkit::{Postgres, PostgresServer, unique, until};
+use oncegate_testkit::{Postgres, PostgresServer};
 
 use crate::hand::{
     self, HELD, PATIENCE, apply, claim, complete, completed_with, granted_as, key, scope, token,
@@ -22,7 +22,8 @@ async fn one_of_many_is_granted() {
     for round in 0..20 {
         let key = key(&scope, round);
         let claims = (0..40).map(|number| {
-            let (store, key) = (stores[number % 2].clone(), key.clone());
+            let store = stores[number % 2].clone();
+            let key = key.clone();
             tokio::spawn(async move { apply(&*store, &key, claim(token())).await.unwrap() })
         });
         let replies = join_all(claims).await;
@@ -56,7 +57,8 @@ async fn one_of_two_takes_over_when_both_stand_at_the_same_row() {
         let lock = "SELECT 1 FROM oncegate_records WHERE key = $1 FOR UPDATE";
         transaction.query_one(lock, &[&key.as_str()]).await.unwrap();
         let claims = async {
-            let (one, other) = (claim(token()), claim(token()));
+            let one = claim(token());
+            let other = claim(token());
             tokio::join!(
                 apply(&*stores[0], &key, one),
                 apply(&*stores[1], &key, other)
@@ -98,7 +100,8 @@ async fn batches_that_cross_each_other_do_not_deadlock() {
     let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
     let before: i64 = client.query_one(deadlocks, &[]).await.unwrap().get(0);
     let batches = (0..60).map(|number| {
-        let (store, scope) = (stores[number % 3].clone(), scope.clone());
+        let store = stores[number % 3].clone();
+        let scope = scope.clone();
         tokio::spawn(async move {
             let mut numbers: Vec<u128> = (0..100).collect();
             fastrand::shuffle(&mut numbers);
@@ -121,213 +124,14 @@ async fn batches_that_cross_each_other_do_not_deadlock() {
     assert_eq!(after, before);
 }
 
-#[tokio::test]
-async fn the_check_refuses_what_breaks_the_promise() {
-    let server = PostgresServer::start_with(&["synchronous_commit=off", "fsync=off"]).await;
-    let store = PostgresStore::connect(server.url()).await.unwrap();
-    let no_tables = store.check().await.unwrap_err();
-    assert_eq!(no_tables.class(), "refused");
-    // It checks the server before the tables.
-    assert!(
-        no_tables.to_string().contains("synchronous_commit"),
-        "{no_tables}"
-    );
-    let lenient = || PostgresStore::builder(server.url()).allow_asynchronous_commit();
-    let unsynced = lenient()
-        .connect()
-        .await
-        .unwrap()
-        .check()
-        .await
-        .unwrap_err();
-    assert!(
-        unsynced
-            .to_string()
-            .contains("the store's `allow_fsync_off`"),
-        "{unsynced}"
-    );
-    let lenient = lenient().allow_fsync_off().connect().await.unwrap();
-    let no_tables = lenient.check().await.unwrap_err();
-    assert!(
-        no_tables.to_string().contains("create_schema()"),
-        "{no_tables}"
-    );
-    let no_tables = apply(&store, &key(&scope(), 1), claim(token()))
-        .await
-        .unwrap_err();
-    assert!(no_tables.to_string().contains("42P01"), "{no_tables}");
-
-    store.create_schema().await.unwrap();
-    let checkup = lenient.check().await.unwrap();
-    assert_eq!(checkup.warnings.len(), 2, "{checkup:?}");
-
-    let client = server.connection().await;
-    client
-        .batch_execute("ALTER TABLE oncegate_records SET UNLOGGED")
-        .await
-        .unwrap();
-    let unlogged = lenient.check().await.unwrap_err();
-    assert!(unlogged.to_string().contains("SET LOGGED"), "{unlogged}");
-    client
-        .batch_execute("UPDATE oncegate_schema SET version = 2")
-        .await
-        .unwrap();
-    for refused in [
-        lenient.check().await.map(|_| ()),
-        lenient.create_schema().await,
-    ] {
-        let refused = refused.unwrap_err();
-        assert_eq!(refused.class(), "refused");
-        assert!(refused.to_string().contains("format 2"), "{refused}");
-    }
-}
-
-#[tokio::test]
-async fn the_fewest_rights_are_enough() {
-    let postgres = Postgres::shared().await;
-    hand::store(&postgres).await;
-    let role = unique("billing").replace('-', "_");
-    let client = postgres.connection().await;
-    client
-        .batch_execute(&format!("CREATE ROLE {role} LOGIN"))
-        .await
-        .unwrap();
-    let store = PostgresStore::connect(&postgres.url_as(&role))
-        .await
-        .unwrap();
-    let (scope, owner) = (scope(), token());
-    let own = key(&scope, 1);
-    let refused = apply(&store, &own, claim(owner)).await.unwrap_err();
-    assert_eq!(refused.class(), "refused");
-    assert!(
-        refused.to_string().contains("permission denied"),
-        "{refused}"
-    );
-    let select = format!("GRANT SELECT ON oncegate_schema, oncegate_records TO {role}");
-    client.batch_execute(&select).await.unwrap();
-    let missing = store.check().await.unwrap_err();
-    assert!(
-        missing
-            .to_string()
-            .contains(&PostgresStore::grant_sql(&role)),
-        "{missing}"
-    );
-    client
-        .batch_execute(&PostgresStore::grant_sql(&role))
-        .await
-        .unwrap();
-
-    store.check().await.unwrap();
-    assert_eq!(
-        store.describe(&scope, None, "descriptor").await.unwrap(),
-        "descriptor"
-    );
-    assert!(granted_as(
-        1,
-        &apply(&store, &own, claim(owner)).await.unwrap()
-    ));
-    let extend = Operation::Extend {
-        token: owner,
-        lease: Duration::from_secs(900),
-    };
-    assert_eq!(apply(&store, &own, extend).await.unwrap(), HELD);
-    assert_eq!(
-        apply(&store, &own, complete(owner, b"done")).await.unwrap(),
-        HELD
-    );
-    assert!(store.read(vec![own]).await[0].as_ref().unwrap().is_some());
-    store.purge().await.unwrap();
-    // The tables are there: it need not make any.
-    store.create_schema().await.unwrap();
-    client
-        .batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))
-        .await
-        .unwrap();
-}
-
-#[tokio::test]
-async fn the_tables_are_made_once_by_who_may() {
-    let server = PostgresServer::start().await;
-    let client = server.connection().await;
-    client
-        .batch_execute("CREATE ROLE billing LOGIN")
-        .await
-        .unwrap();
-    let store = PostgresStore::connect(&server.url_as("billing"))
-        .await
-        .unwrap();
-    let change = store.schema_change().await.unwrap();
-    assert_eq!(
-        (change.from, change.to, &change.sql),
-        (None, 1, &PostgresStore::schema_sql())
-    );
-    let refused = store.create_schema().await.unwrap_err();
-    assert_eq!(refused.class(), "refused");
-    assert!(refused.to_string().contains("42501"), "{refused}");
-    // Nothing was made by halves, and many deployments at once do not hinder each other.
-    let owner = PostgresStore::connect(server.url()).await.unwrap();
-    assert_eq!(owner.schema_change().await.unwrap(), change);
-    for made in join_all((0..8).map(|_| owner.create_schema())).await {
-        made.unwrap();
-    }
-    let change = owner.schema_change().await.unwrap();
-    assert_eq!((change.from, change.to, &*change.sql), (Some(1), 1, ""));
-    // What is printed can be run, and run again.
-    client
-        .batch_execute(&PostgresStore::schema_sql())
-        .await
-        .unwrap();
-}
-
-#[tokio::test]
-async fn who_makes_the_tables_waits_for_others_who_do_longer_than_for_an_answer() {
-    const ANSWER: Duration = Duration::from_millis(200);
-    let server = PostgresServer::start().await;
-    // Another session is creating the tables.
-    let mut other = server.connection().await;
-    let transaction = other.transaction().await.unwrap();
-    transaction
-        .execute("SELECT pg_advisory_xact_lock(8029745910187783269)", &[])
-        .await
-        .unwrap();
-
-    let store = PostgresStore::builder(server.url())
-        .response_timeout(ANSWER)
-        .connect()
-        .await
-        .unwrap();
-    let made = tokio::spawn(async move { store.create_schema().await });
-    let watcher = server.connection().await;
-    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'oncegate' \
-                   AND wait_event_type = 'Lock' AND query_start < now() - interval '1 second'";
-    until(
-        "a session to wait for the lock for a second",
-        PATIENCE,
-        async || {
-            assert!(
-                !made.is_finished(),
-                "the other session still holds the lock"
-            );
-            let count: i64 = watcher.query_one(waiting, &[]).await.unwrap().get(0);
-            if count == 1 {
-                Ok(())
-            } else {
-                Err(format!("{count} wait"))
-            }
-        },
-    )
-    .await;
-    transaction.rollback().await.unwrap();
-    made.await.unwrap().unwrap();
-}
-
 // invariant: cost-grows-with-table
 #[tokio::test]
 async fn no_statement_reads_the_whole_table() {
     const KEYS: u128 = 2_000;
     let server = PostgresServer::start().await;
     let store = hand::store(&server).await;
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     let keys: Vec<_> = (0..KEYS).map(|number| key(&scope, number)).collect();
     // In many batches, so that plans are made while the table is empty, and kept while it grows.
     for keys in keys.chunks(50) {
@@ -381,8 +185,10 @@ async fn no_statement_reads_the_whole_table() {
 #[tokio::test]
 async fn nothing_is_left_of_a_question_about_an_absent_key() {
     let postgres = Postgres::shared().await;
-    let (store, client) = (hand::store(&postgres).await, postgres.connection().await);
-    let (scope, owner) = (scope(), token());
+    let store = hand::store(&postgres).await;
+    let client = postgres.connection().await;
+    let scope = scope();
+    let owner = token();
     let extend = Operation::Extend {
         token: owner,
         lease: Duration::from_secs(900),
@@ -425,7 +231,8 @@ async fn nothing_is_left_of_a_question_about_an_absent_key() {
 async fn what_text_cannot_hold_does_not_fail_its_batch() {
     let postgres = Postgres::shared().await;
     let store = hand::store(&postgres).await;
-    let (key, owner) = (key(&scope(), 1), token());
+    let key = key(&scope(), 1);
+    let owner = token();
     assert!(granted_as(
         1,
         &apply(&*store, &key, claim(owner)).await.unwrap()
@@ -500,7 +307,8 @@ async fn a_row_that_somebody_holds_blocks_nobody_for_ever() {
         .connect()
         .await
         .unwrap();
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     let key = key(&scope, 1);
     let patient = hand::store(&postgres).await;
     assert!(granted_as(
@@ -554,7 +362,8 @@ async fn a_row_that_somebody_holds_blocks_nobody_for_ever() {
 #[tokio::test]
 async fn behind_a_pooler_each_transaction_has_its_limits() {
     let postgres = Postgres::shared().await;
-    let (patient, proxy) = (hand::store(&postgres).await, Proxy::before(&postgres).await);
+    let patient = hand::store(&postgres).await;
+    let proxy = Proxy::before(&postgres).await;
     proxy.be_a_pooler();
     let limit = Duration::from_secs(2);
     let store = PostgresStore::builder(proxy.url())
@@ -563,7 +372,8 @@ async fn behind_a_pooler_each_transaction_has_its_limits() {
         .connect()
         .await
         .unwrap();
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     let key = key(&scope, 1);
     assert!(granted_as(
         1,

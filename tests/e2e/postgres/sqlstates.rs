@@ -67,7 +67,8 @@ async fn each_error_says_what_it_means_and_repeats_no_data() {
              FOR EACH ROW EXECUTE FUNCTION fail('{state}', {failures})"
         );
         client.batch_execute(&create).await.unwrap();
-        let (key, owner) = (key(&scope(), number as u128), token());
+        let key = key(&scope(), number as u128);
+        let owner = token();
         match apply(&*store, &key, claim(owner)).await {
             Ok(reply) => assert!(
                 class == "granted" && granted_as(1, &reply),
@@ -100,7 +101,8 @@ async fn a_deadlock_with_somebody_else_passes() {
     let server = PostgresServer::start_with(&["deadlock_timeout=5s"]).await;
     let store = hand::store(&server).await;
     let scope = scope();
-    let (mut stranger, watcher) = (server.connection().await, server.connection().await);
+    let mut stranger = server.connection().await;
+    let watcher = server.connection().await;
     // The store's session is the one that finds the deadlock, and ends it.
     stranger
         .batch_execute("SET deadlock_timeout = '1h'")
@@ -149,8 +151,10 @@ async fn a_deadlock_with_somebody_else_passes() {
 async fn a_cancelled_statement_was_not_executed() {
     let server = PostgresServer::start().await;
     let store = hand::store(&server).await;
-    let (mut stranger, watcher) = (server.connection().await, server.connection().await);
-    let (key, owner) = (key(&scope(), 1), token());
+    let mut stranger = server.connection().await;
+    let watcher = server.connection().await;
+    let key = key(&scope(), 1);
+    let owner = token();
     assert!(granted_as(
         1,
         &apply(&*store, &key, claim(owner)).await.unwrap()
@@ -229,7 +233,8 @@ async fn a_full_disk_refuses_and_forgets_nothing() {
         .batch_execute("ALTER TABLE oncegate_records SET TABLESPACE small")
         .await
         .unwrap();
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     let first = key(&scope, 0);
     assert!(granted_as(
         1,
@@ -287,7 +292,8 @@ async fn a_server_that_takes_no_writes_is_waited_for() {
     let mut server = PostgresServer::start().await;
     let store = hand::store(&server).await;
     let client = server.connection().await;
-    let (key, owner) = (key(&scope(), 1), token());
+    let key = key(&scope(), 1);
+    let owner = token();
     // As hosts do when their disk is nearly full: it holds at once, for sessions that are there
     // too.
     let reload = "SELECT pg_reload_conf()";

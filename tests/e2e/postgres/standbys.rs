@@ -121,12 +121,14 @@ async fn pooled(postgres: &Postgres) -> Arc<PostgresStore> {
 /// A server, a store on it, and another client.
 async fn server() -> (PostgresServer, Arc<PostgresStore>, Client) {
     let server = PostgresServer::start().await;
-    let (store, client) = (hand::store(&server).await, server.connection().await);
+    let store = hand::store(&server).await;
+    let client = server.connection().await;
     (server, store, client)
 }
 
 fn completing(store: &Arc<PostgresStore>, key: &StoreKey, owner: Token) -> JoinHandle<()> {
-    let (store, key) = (Arc::clone(store), key.clone());
+    let store = Arc::clone(store);
+    let key = key.clone();
     tokio::spawn(async move {
         assert_eq!(
             apply(&*store, &key, complete(owner, RESULT)).await.unwrap(),
@@ -140,7 +142,8 @@ fn completing(store: &Arc<PostgresStore>, key: &StoreKey, owner: Token) -> JoinH
 async fn a_completion_whose_wait_was_cut_short_is_not_answered_before_a_standby_has_it() {
     let (server, opened, client) = server().await;
     for store in [opened, pooled(&server).await] {
-        let (key, owner) = (key(&scope(), 1), token());
+        let key = key(&scope(), 1);
+        let owner = token();
         assert!(granted_as(
             1,
             &apply(&*store, &key, claim(owner)).await.unwrap()
@@ -163,7 +166,8 @@ async fn a_completion_whose_wait_was_cut_short_is_not_answered_before_a_standby_
 #[tokio::test]
 async fn what_is_found_settled_is_not_answered_before_a_standby_has_it() {
     let (server, store, client) = server().await;
-    let (key, owner) = (key(&scope(), 1), token());
+    let key = key(&scope(), 1);
+    let owner = token();
     assert!(granted_as(
         1,
         &apply(&*store, &key, claim(owner)).await.unwrap()
@@ -179,7 +183,8 @@ async fn what_is_found_settled_is_not_answered_before_a_standby_has_it() {
         let store = PostgresStore::builder(server.url())
             .response_timeout(PATIENCE)
             .without_purge();
-        let (store, key) = (store.connect().await.unwrap(), key.clone());
+        let store = store.connect().await.unwrap();
+        let key = key.clone();
         let call = tokio::spawn(async move {
             match question {
                 "read" => assert!(store.read(vec![key]).await.remove(0).unwrap().is_some()),
@@ -263,10 +268,8 @@ async fn cut_twice(
     let client = server.connection().await;
     let list = List::of("payments", [("", r#"{"id":1}"#.to_owned())]);
     let gate = Gate::new(unique("t"), Key::json(["id"]), Arc::clone(store)).lease(PATIENCE);
-    let (consumer, stop) = (
-        Consumer::new(Listed(Arc::clone(&list)), gate, payments),
-        Arc::clone(&list),
-    );
+    let consumer = Consumer::new(Listed(Arc::clone(&list)), gate, payments);
+    let stop = Arc::clone(&list);
     let call = tokio::spawn(async move {
         consumer
             .run_until(async move { stop.until_acked(1).await })
@@ -314,10 +317,8 @@ async fn a_transaction_whose_waits_were_cut_short_is_not_acknowledged_before_a_s
 async fn a_transaction_of_sqlx_whose_waits_were_cut_short_is_not_acknowledged_before_a_standby_has_it()
  {
     let (server, store, _) = server().await;
-    let (pay, pool) = (
-        Pay::default(),
-        sqlx::PgPool::connect(server.url()).await.unwrap(),
-    );
+    let pay = Pay::default();
+    let pool = sqlx::PgPool::connect(server.url()).await.unwrap();
     let payments = Transactional::new(store.sqlx_transactions(pool), pay.clone());
     cut_twice(&server, &store, &pay, payments).await;
 }

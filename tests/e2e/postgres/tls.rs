@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use oncegate::postgres::PostgresStore;
+use oncegate_core::key::Scope;
 use oncegate_core::store::{Store as _, StoreError};
 use oncegate_testkit::{Certificates, PostgresServer, until};
 
@@ -35,11 +36,9 @@ fn url(server: &PostgresServer, role: &str, host: &str, parameters: &str) -> Str
 }
 
 async fn connect(url: &str) -> Result<PostgresStore, StoreError> {
-    // Handshakes take their time on a busy machine.
-    let limit = Duration::from_secs(60);
     PostgresStore::builder(url)
-        .connect_timeout(limit)
-        .response_timeout(limit)
+        .connect_timeout(LIMIT)
+        .response_timeout(LIMIT)
         .connect()
         .await
 }
@@ -54,15 +53,54 @@ fn root(path: &Path) -> String {
     format!("sslrootcert={}", path.display())
 }
 
+/// Handshakes take their time on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
 const PASSWORD: &str = "secured:open%20sesame";
 
 #[tokio::test]
 async fn each_mode_checks_what_libpq_checks() {
     let certificates = Certificates::for_names("DNS:localhost");
-    let stranger = Certificates::for_names("DNS:localhost");
     let server = server(&certificates).await;
     let known = root(&certificates.file("ca.pem"));
-    let at = |host: &str, parameters: String| url(&server, PASSWORD, host, &parameters);
+    for accepted in accepted(&server, &known) {
+        connect(&accepted).await.unwrap().check().await.unwrap();
+    }
+    for (refused, named) in refused(&server, &certificates) {
+        let error = refusal(&refused).await;
+        assert!(error.contains(named), "{refused}: {error}");
+        assert!(!error.contains("sesame"), "{error}");
+    }
+}
+
+/// The URLs that lead to a connection.
+fn accepted(server: &PostgresServer, known: &str) -> [String; 8] {
+    let at = |host: &str, parameters: &str| url(server, PASSWORD, host, parameters);
+    [
+        at("localhost", &format!("sslmode=verify-full&{known}")),
+        // The certificate does not have this name, and only `verify-full` looks at names.
+        at("127.0.0.1", &format!("sslmode=verify-ca&{known}")),
+        at("127.0.0.1", "sslmode=require"),
+        at("127.0.0.1", "sslmode=prefer"),
+        // With authorities they check the certificate, and still no name.
+        at("127.0.0.1", &format!("sslmode=require&{known}")),
+        at("127.0.0.1", &format!("sslmode=prefer&{known}")),
+        // The certificate is compared with `host`, while the connection goes to `hostaddr`.
+        at(
+            "localhost",
+            &format!("sslmode=verify-full&hostaddr=127.0.0.1&{known}"),
+        ),
+        at("localhost", known),
+    ]
+}
+
+/// The URLs that are refused, each with a word of its error.
+fn refused(server: &PostgresServer, certificates: &Certificates) -> [(String, &'static str); 14] {
+    let at = |host: &str, parameters: &str| url(server, PASSWORD, host, parameters);
+    let known = root(&certificates.file("ca.pem"));
+    let secret = root(&certificates.file("server.key"));
+    let stranger = Certificates::for_names("DNS:localhost");
+    let unknown = root(&stranger.file("ca.pem"));
     // An address alone has no name that a certificate could have.
     let (port, database) = server
         .url()
@@ -74,98 +112,37 @@ async fn each_mode_checks_what_libpq_checks() {
     let address = format!("postgres://{PASSWORD}@/{database}?hostaddr=127.0.0.1&port={port}");
     let nameless = format!("{address}&sslmode=verify-full&{known}");
 
-    for accepted in [
-        at("localhost", format!("sslmode=verify-full&{known}")),
-        // The certificate does not have this name, and only `verify-full` looks at names.
-        at("127.0.0.1", format!("sslmode=verify-ca&{known}")),
-        at("127.0.0.1", "sslmode=require".to_owned()),
-        at("127.0.0.1", "sslmode=prefer".to_owned()),
-        // With authorities they check the certificate, and still no name.
-        at("127.0.0.1", format!("sslmode=require&{known}")),
-        at("127.0.0.1", format!("sslmode=prefer&{known}")),
-        // The certificate is compared with `host`, while the connection goes to `hostaddr`.
-        at(
-            "localhost",
-            format!("sslmode=verify-full&hostaddr=127.0.0.1&{known}"),
-        ),
-        at("localhost", known.clone()),
-    ] {
-        connect(&accepted).await.unwrap().check().await.unwrap();
-    }
-    for (refused, named) in [
+    let modes = ["verify-full", "verify-ca", "require", "prefer"];
+    let [full, ca, require, prefer] =
+        modes.map(|mode| at("localhost", &format!("sslmode={mode}&{unknown}")));
+    [
         (
-            at("127.0.0.1", format!("sslmode=verify-full&{known}")),
+            at("127.0.0.1", &format!("sslmode=verify-full&{known}")),
             "does not name the host",
         ),
+        (full, "sslrootcert"),
+        (ca, "sslrootcert"),
+        (require, "sslrootcert"),
+        (prefer, "sslrootcert"),
+        (at("127.0.0.1", &known), "does not name the host"),
+        (at("localhost", "sslmode=verify-full"), "sslrootcert"),
+        (at("localhost", "sslrootcert=system"), "sslrootcert"),
         (
-            at(
-                "localhost",
-                format!("sslmode=verify-full&{}", root(&stranger.file("ca.pem"))),
-            ),
-            "sslrootcert",
-        ),
-        (
-            at(
-                "localhost",
-                format!("sslmode=verify-ca&{}", root(&stranger.file("ca.pem"))),
-            ),
-            "sslrootcert",
-        ),
-        (
-            at(
-                "localhost",
-                format!("sslmode=require&{}", root(&stranger.file("ca.pem"))),
-            ),
-            "sslrootcert",
-        ),
-        (
-            at(
-                "localhost",
-                format!("sslmode=prefer&{}", root(&stranger.file("ca.pem"))),
-            ),
-            "sslrootcert",
-        ),
-        (at("127.0.0.1", known.clone()), "does not name the host"),
-        (
-            at("localhost", "sslmode=verify-full".to_owned()),
-            "sslrootcert",
-        ),
-        (
-            at("localhost", "sslrootcert=system".to_owned()),
-            "sslrootcert",
-        ),
-        (
-            at("localhost", "sslmode=require&sslrootcert=system".to_owned()),
+            at("localhost", "sslmode=require&sslrootcert=system"),
             "needs sslmode=verify-full",
         ),
-        (
-            at("localhost", "sslmode=verify-ca".to_owned()),
-            "needs sslrootcert",
-        ),
+        (at("localhost", "sslmode=verify-ca"), "needs sslrootcert"),
         (nameless, "give host in the URL"),
         (
-            at(
-                "localhost",
-                format!(
-                    "sslmode=verify-full&{}",
-                    root(&certificates.file("server.key"))
-                ),
-            ),
+            at("localhost", &format!("sslmode=verify-full&{secret}")),
             "sslrootcert",
         ),
+        (at("127.0.0.1", "sslmode=disable"), "no encryption"),
         (
-            at("127.0.0.1", "sslmode=disable".to_owned()),
-            "no encryption",
-        ),
-        (
-            url(&server, "secured:wrong", "localhost", "sslmode=require"),
+            url(server, "secured:wrong", "localhost", "sslmode=require"),
             "password",
         ),
-    ] {
-        let error = refusal(&refused).await;
-        assert!(error.contains(named), "{refused}: {error}");
-        assert!(!error.contains("sesame"), "{error}");
-    }
+    ]
 }
 
 #[tokio::test]
@@ -192,7 +169,8 @@ async fn a_client_is_known_by_its_certificate() {
     let stranger = Certificates::for_names("DNS:localhost");
     let server = server(&certificates).await;
     let with = |of: &Certificates| {
-        let (certificate, key) = (of.file("server.pem"), of.file("server.key"));
+        let certificate = of.file("server.pem");
+        let key = of.file("server.key");
         let files = format!("sslcert={}&sslkey={}", certificate.display(), key.display());
         url(
             &server,
@@ -252,10 +230,8 @@ async fn a_server_without_tls_is_not_believed() {
 // invariant: rotation-under-load
 #[tokio::test]
 async fn certificates_are_rotated_without_a_restart() {
-    let (first, second) = (
-        Certificates::for_names("DNS:localhost"),
-        Certificates::for_names("DNS:localhost"),
-    );
+    let first = Certificates::for_names("DNS:localhost");
+    let second = Certificates::for_names("DNS:localhost");
     let mut server = server(&first).await;
     let folder = tempfile::tempdir().unwrap();
     let authority = folder.path().join("ca.pem");
@@ -271,12 +247,11 @@ async fn certificates_are_rotated_without_a_restart() {
     server.kill();
     server.install_certificate(&second.file("server.pem"), &second.file("server.key"));
     server.start_again().await;
-    let limit = Duration::from_secs(60);
     let old = async || match store.check().await {
         Err(error) if error.to_string().contains("sslrootcert") => Ok(()),
         other => Err(format!("{other:?}")),
     };
-    until("the old authority to be believed no more", limit, old).await;
+    until("the old authority to be believed no more", LIMIT, old).await;
     std::fs::copy(second.file("ca.pem"), &authority).unwrap();
     let new = async || {
         store
@@ -285,7 +260,7 @@ async fn certificates_are_rotated_without_a_restart() {
             .map(drop)
             .map_err(|error| error.to_string())
     };
-    until("the new authority to be believed", limit, new).await;
+    until("the new authority to be believed", LIMIT, new).await;
 }
 
 /// Replaces a file by another, as a secret's volume does.
@@ -293,6 +268,40 @@ fn rewrite(path: &Path, content: &str) {
     let next = path.with_extension("next");
     std::fs::write(&next, content).unwrap();
     std::fs::rename(&next, path).unwrap();
+}
+
+/// Completes one key after another until it is over. Returns their number.
+async fn load(store: &PostgresStore, scope: &Scope, done: &AtomicU32, over: &AtomicBool) -> u128 {
+    let mut number = 0;
+    while !over.load(Ordering::Relaxed) {
+        let key = key(scope, number);
+        let owner = token();
+        for operation in [claim(owner), complete(owner, "done")] {
+            // The same token, so a lost reply does no harm.
+            until("an answer", LIMIT, async || {
+                apply(store, &key, operation.clone())
+                    .await
+                    .map(drop)
+                    .map_err(|error| error.to_string())
+            })
+            .await;
+        }
+        number += 1;
+        done.fetch_add(1, Ordering::Relaxed);
+    }
+    number
+}
+
+/// Waits until ten more keys are done.
+async fn ten_more(done: &AtomicU32) {
+    let target = done.load(Ordering::Relaxed) + 10;
+    until("more records", LIMIT, async || {
+        match done.load(Ordering::Relaxed) {
+            done if done >= target => Ok(()),
+            done => Err(format!("{done} of {target}")),
+        }
+    })
+    .await;
 }
 
 // invariant: rotation-under-load
@@ -304,46 +313,18 @@ async fn a_password_that_changes_under_load_loses_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let password = folder.path().join("password");
     std::fs::write(&password, "open sesame\n").unwrap();
-    let limit = Duration::from_secs(60);
     let store = PostgresStore::builder(&url(&server, "secured", "localhost", "sslmode=require"))
         .password_file(&password)
-        .connect_timeout(limit)
-        .response_timeout(limit)
+        .connect_timeout(LIMIT)
+        .response_timeout(LIMIT)
         .connect()
         .await
         .unwrap();
-    let (scope, over, done) = (scope(), AtomicBool::new(false), AtomicU32::new(0));
-    let load = async {
-        let mut number = 0;
-        while !over.load(Ordering::Relaxed) {
-            let (key, owner) = (key(&scope, number), token());
-            for operation in [claim(owner), complete(owner, "done")] {
-                // The same token, so a lost reply does no harm.
-                until("an answer", limit, async || {
-                    apply(&store, &key, operation.clone())
-                        .await
-                        .map(drop)
-                        .map_err(|error| error.to_string())
-                })
-                .await;
-            }
-            number += 1;
-            done.fetch_add(1, Ordering::Relaxed);
-        }
-        number
-    };
-    let more = async |count: u32| {
-        let target = done.load(Ordering::Relaxed) + count;
-        until("more records", limit, async || {
-            match done.load(Ordering::Relaxed) {
-                done if done >= target => Ok(()),
-                done => Err(format!("{done} of {target}")),
-            }
-        })
-        .await;
-    };
+    let scope = scope();
+    let over = AtomicBool::new(false);
+    let done = AtomicU32::new(0);
     let rotate = async {
-        more(10).await;
+        ten_more(&done).await;
         for next in ["second", "third"] {
             // Every connection ends, so each one that follows needs the password of that time.
             let change = format!("ALTER ROLE secured PASSWORD '{next}'");
@@ -353,11 +334,11 @@ async fn a_password_that_changes_under_load_loses_nothing() {
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'secured'";
             let ended = admin.query(end, &[]).await.unwrap().len();
             assert!(ended > 0, "the store has connections");
-            more(10).await;
+            ten_more(&done).await;
         }
         over.store(true, Ordering::Relaxed);
     };
-    let (count, ()) = tokio::join!(load, rotate);
+    let (count, ()) = tokio::join!(load(&store, &scope, &done, &over), rotate);
     for number in 0..count {
         let reply = apply(&store, &key(&scope, number), claim(token()))
             .await
@@ -369,7 +350,7 @@ async fn a_password_that_changes_under_load_loses_nothing() {
     let builder = |file: &Path| {
         let builder =
             PostgresStore::builder(&url(&server, "secured", "localhost", "sslmode=require"));
-        builder.connect_timeout(limit).password_file(file)
+        builder.connect_timeout(LIMIT).password_file(file)
     };
     let error = builder(&password).connect().await.unwrap_err().to_string();
     assert!(

@@ -1,12 +1,11 @@
-//! A cluster: slots that move, nodes that go away, and the keys of the others.
+//! A cluster: the spread of its keys, and slots that move.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::future::join_all;
-use oncegate::redis::{Durability, RedisStore};
+use oncegate::redis::RedisStore;
 use oncegate_core::key::{Digest, Scope, StoreKey};
 use oncegate_core::record::Token;
 use oncegate_core::rules::{Operation, Reply, Verdict};
@@ -17,17 +16,17 @@ use oncegate_testkit::{RedisCluster, until};
 use crate::faults::until_answered;
 use crate::hand::{self, Hand, apply, claim, complete, key, scope, token};
 
-const HELD: Reply = Reply::Applied { recreated: false };
-const LIMIT: Duration = Duration::from_secs(240);
+pub(crate) const HELD: Reply = Reply::Applied { recreated: false };
+pub(crate) const LIMIT: Duration = Duration::from_secs(240);
 
-fn extend(token: Token) -> Operation {
+pub(crate) fn extend(token: Token) -> Operation {
     Operation::Extend {
         token,
         lease: Duration::from_secs(60),
     }
 }
 
-fn is_granted(reply: &Result<Reply, StoreError>) -> bool {
+pub(crate) fn is_granted(reply: &Result<Reply, StoreError>) -> bool {
     matches!(
         reply,
         Ok(Reply::Verdict {
@@ -37,7 +36,7 @@ fn is_granted(reply: &Result<Reply, StoreError>) -> bool {
     )
 }
 
-fn completed(result: &'static [u8]) -> Reply {
+pub(crate) fn completed(result: &'static [u8]) -> Reply {
     Reply::Verdict {
         verdict: Verdict::Completed {
             result: result.into(),
@@ -47,7 +46,7 @@ fn completed(result: &'static [u8]) -> Reply {
 }
 
 /// A hand on each node.
-async fn hands(cluster: &mut RedisCluster) -> Vec<Hand> {
+pub(crate) async fn hands(cluster: &mut RedisCluster) -> Vec<Hand> {
     let mut hands = Vec::new();
     for number in 0..6 {
         hands.push(Hand::on(cluster.node(number)).await);
@@ -55,12 +54,12 @@ async fn hands(cluster: &mut RedisCluster) -> Vec<Hand> {
     hands
 }
 
-async fn slot_of(hand: &Hand, key: &StoreKey) -> u16 {
+pub(crate) async fn slot_of(hand: &Hand, key: &StoreKey) -> u16 {
     hand.ask(&["CLUSTER", "KEYSLOT", key.as_str()]).await
 }
 
-/// Which primary has a slot before any moves: 16,384 is no multiple of three.
-fn shard_of(slot: u16) -> usize {
+/// The primary that has a slot before any moves: 16,384 is no multiple of three.
+pub(crate) fn shard_of(slot: u16) -> usize {
     (0..3)
         .rev()
         .find(|shard| usize::from(slot) >= shard * 16_384 / 3)
@@ -144,7 +143,8 @@ async fn keys_spread_over_the_nodes_and_each_batch_is_one_pipeline_per_node() {
     let url = cluster.url().split(',').next().unwrap().to_owned();
     let store = RedisStore::connect(&url).await.unwrap();
     let hands = hands(&mut cluster).await;
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     let calls = async || {
         let mut calls = Vec::new();
         for hand in &hands[..3] {
@@ -205,7 +205,8 @@ async fn a_watch_for_losses_asks_each_node_about_its_own_keys() {
     let mut cluster = RedisCluster::start().await;
     let builder = RedisStore::builder(&cluster.url()).watch_interval(Duration::from_millis(20));
     let store = builder.connect().await.unwrap();
-    let (hands, scope) = (hands(&mut cluster).await, scope());
+    let hands = hands(&mut cluster).await;
+    let scope = scope();
     let mut completed = std::collections::BTreeSet::new();
     let mut number = 0;
     while completed.len() < 3 {
@@ -248,7 +249,8 @@ async fn a_slot_that_moves_in_the_middle_of_a_lease_loses_nothing() {
         .await
         .unwrap();
     let hands = hands(&mut cluster).await;
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     let (slot, keys) = keys_of_one_slot(&hands[0], &scope).await;
     let (running, fresh) = keys.split_first().unwrap();
     assert!(!fresh.is_empty());
@@ -317,195 +319,12 @@ async fn a_slot_that_moves_in_the_middle_of_a_lease_loses_nothing() {
     assert_eq!(redirected().await, before);
 }
 
-// invariant: shard-down
-#[tokio::test]
-async fn a_shard_that_is_down_answers_for_its_own_keys_alone_until_its_replica_takes_over() {
-    let mut cluster = RedisCluster::start().await;
-    let store = RedisStore::connect(&cluster.url()).await.unwrap();
-    let hands = hands(&mut cluster).await;
-    let (scope, owner) = (scope(), token());
-    let keys: Vec<StoreKey> = (0..300).map(|number| key(&scope, number)).collect();
-    let claims = keys.iter().map(|key| Command {
-        key: key.clone(),
-        operation: claim(owner),
-    });
-    assert!(store.execute(claims.collect()).await.iter().all(is_granted));
-    // So that the replica has them all, and nothing is lost by its taking over.
-    until("the replica to have everything", LIMIT, async || {
-        let offsets = [
-            hands[0].info("replication", "master_repl_offset").await,
-            hands[3].info("replication", "slave_repl_offset").await,
-        ];
-        if offsets[0] == offsets[1] {
-            Ok(())
-        } else {
-            Err(format!("{offsets:?}"))
-        }
-    })
-    .await;
-    let part = |key: &StoreKey| store.shard(key);
-    let mut down = None;
-    for key in &keys {
-        if shard_of(slot_of(&hands[0], key).await) == 0 {
-            down.get_or_insert(part(key));
-        }
-    }
-    let down = down.unwrap();
-
-    cluster.node(0).kill();
-    let extends = || {
-        keys.iter()
-            .map(|key| Command {
-                key: key.clone(),
-                operation: extend(owner),
-            })
-            .collect()
-    };
-    let parts: Vec<u64> = keys.iter().map(part).collect();
-    let replies = store.execute(extends()).await;
-    for (part, reply) in parts.iter().zip(&replies) {
-        match reply {
-            Ok(reply) => assert_eq!(*reply, HELD),
-            Err(error) => {
-                assert_eq!(*part, down, "{error}");
-                assert!(
-                    matches!(error.class(), "unknown" | "unavailable"),
-                    "{error}"
-                );
-            }
-        }
-    }
-    assert!(
-        replies.iter().any(Result::is_err),
-        "its keys have nowhere to go"
-    );
-
-    // The replica takes over with the leases that it has.
-    for key in &keys {
-        assert_eq!(
-            until_answered(&store, key, &complete(owner, b"done")).await,
-            HELD,
-            "{key}"
-        );
-    }
-    assert_ne!(cluster.primary_of(0).await, 0);
-    // The old primary comes back as a replica, and no call is misdirected.
-    cluster.node(0).start_again().await;
-    let again = join_all(
-        keys.iter()
-            .map(|key| until_answered_owned(&store, key, claim(token()))),
-    )
-    .await;
-    assert!(again.iter().all(|reply| *reply == completed(b"done")));
-}
-
-async fn until_answered_owned(store: &RedisStore, key: &StoreKey, operation: Operation) -> Reply {
-    until_answered(store, key, &operation).await
-}
-
-#[tokio::test]
-async fn a_cluster_that_is_down_as_a_whole_answers_nothing_and_resumes() {
-    // A node must come back with all that it has answered: see `RedisServer::synced`.
-    let settings = [
-        "--cluster-require-full-coverage",
-        "yes",
-        "--appendfsync",
-        "always",
-    ];
-    let mut cluster = RedisCluster::start_with(&settings).await;
-    let store = RedisStore::connect(&cluster.url()).await.unwrap();
-    let hands = hands(&mut cluster).await;
-    let (scope, owner) = (scope(), token());
-    // A key of a shard that keeps running.
-    let mut running = key(&scope, 0);
-    for number in 1.. {
-        if shard_of(slot_of(&hands[1], &running).await) > 0 {
-            break;
-        }
-        running = key(&scope, number);
-    }
-    assert!(is_granted(&apply(&store, &running, claim(owner)).await));
-    // No replica is left that could take over.
-    cluster.node(3).kill();
-    cluster.node(0).kill();
-    until("the cluster to go down", LIMIT, async || {
-        match apply(&store, &running, claim(token())).await {
-            Err(StoreError::Unavailable { reason }) if reason.contains("the cluster is down") => {
-                Ok(())
-            }
-            other => Err(format!("{other:?}")),
-        }
-    })
-    .await;
-    let snapshot = store.read(vec![running.clone()]).await.remove(0);
-    assert!(
-        matches!(snapshot, Err(StoreError::Unavailable { .. })),
-        "{snapshot:?}"
-    );
-    cluster.node(0).start_again().await;
-    assert_eq!(
-        until_answered(&store, &running, &complete(owner, b"done")).await,
-        HELD
-    );
-}
-
-#[tokio::test]
-async fn on_a_cluster_too_a_record_counts_when_the_replica_of_its_shard_has_it() {
-    let mut cluster = RedisCluster::start().await;
-    let level = Durability::Replicas {
-        count: 1,
-        timeout: Duration::from_millis(300),
-    };
-    let store = RedisStore::builder(&cluster.url())
-        .durability(level)
-        .connect()
-        .await
-        .unwrap();
-    let hands = hands(&mut cluster).await;
-    let (scope, owner) = (scope(), token());
-    let keys: Vec<StoreKey> = (0..60).map(|number| key(&scope, number)).collect();
-    for key in &keys {
-        assert!(is_granted(&Ok(
-            until_answered(&store, key, &claim(owner)).await
-        )));
-    }
-    cluster.node(3).kill();
-    let batch = keys.iter().map(|key| Command {
-        key: key.clone(),
-        operation: complete(owner, b"done"),
-    });
-    let replies = store.execute(batch.collect()).await;
-    let mut without_replica = 0;
-    for (key, reply) in keys.iter().zip(replies) {
-        if shard_of(slot_of(&hands[1], key).await) == 0 {
-            without_replica += 1;
-            assert!(
-                matches!(reply, Err(StoreError::Unknown { .. })),
-                "{reply:?}"
-            );
-        } else {
-            assert_eq!(
-                until_answered(&store, key, &complete(owner, b"done")).await,
-                HELD,
-                "{reply:?}"
-            );
-        }
-    }
-    assert!((1..keys.len()).contains(&without_replica));
-    cluster.node(3).start_again().await;
-    for key in &keys {
-        assert_eq!(
-            until_answered(&store, key, &claim(token())).await,
-            completed(b"done")
-        );
-    }
-}
-
 #[tokio::test]
 async fn the_fewest_rights_are_enough_in_a_cluster_too() {
     let mut cluster = RedisCluster::start().await;
     let hands = hands(&mut cluster).await;
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     let rules = RedisStore::connect(&cluster.url())
         .await
         .unwrap()

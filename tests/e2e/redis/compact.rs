@@ -54,7 +54,8 @@ async fn a_completed_key_takes_at_most_45_bytes() {
             .connect()
             .await
             .unwrap();
-        let (hand, scope) = (Hand::on(&server).await, Scope::new("billing").unwrap());
+        let hand = Hand::on(&server).await;
+        let scope = Scope::new("billing").unwrap();
         let warm_up = complete_some(&store, &Scope::new("warm-up").unwrap(), 1_000).await;
         let before = hand.info("memory", "used_memory").await;
         complete_some(&store, &scope, KEYS).await;
@@ -72,7 +73,8 @@ async fn a_completed_key_takes_at_most_45_bytes() {
 async fn what_is_over_leaves_its_bucket_while_others_come_and_the_bucket_goes_when_none_do() {
     let redis = Redis::shared().await;
     let store = timeless(redis.url()).compact(100).connect().await.unwrap();
-    let (scope, hand) = (scope(), Hand::on(&redis).await.of(&store));
+    let scope = scope();
+    let hand = Hand::on(&redis).await.of(&store);
     let old = complete_some(&store, &scope, 60).await;
     let (_, bucket, _) = store.names(&old[0]).unwrap();
     hand.pass(
@@ -111,7 +113,8 @@ async fn what_is_over_leaves_its_bucket_while_others_come_and_the_bucket_goes_wh
 async fn what_is_over_leaves_its_bucket_when_its_key_is_claimed_again() {
     let redis = Redis::shared().await;
     let store = timeless(redis.url()).compact(100).connect().await.unwrap();
-    let (scope, hand) = (scope(), Hand::on(&redis).await.of(&store));
+    let scope = scope();
+    let hand = Hand::on(&redis).await.of(&store);
     let keys = complete_some(&store, &scope, 2).await;
     let is_in_bucket = async |key: &StoreKey| -> bool {
         let (_, bucket, field) = store.names(key).unwrap();
@@ -181,16 +184,13 @@ async fn a_number_of_keys_that_buckets_cannot_hold_is_refused() {
 #[tokio::test]
 async fn a_scope_is_opened_as_it_was_kept_or_not_at_all() {
     let redis = Redis::shared().await;
-    let (plain, compact) = (
-        RedisStore::builder(redis.url()),
-        RedisStore::builder(redis.url()).compact(1_000),
-    );
-    let (plain, other) = (
-        plain.connect().await.unwrap(),
-        compact.clone().compact(100_000).connect().await.unwrap(),
-    );
+    let plain = RedisStore::builder(redis.url());
+    let compact = RedisStore::builder(redis.url()).compact(1_000);
+    let plain = plain.connect().await.unwrap();
+    let other = compact.clone().compact(100_000).connect().await.unwrap();
     let compact = compact.connect().await.unwrap();
-    let (kept_plain, kept_compact) = (scope(), scope());
+    let kept_plain = scope();
+    let kept_compact = scope();
     assert_eq!(plain.describe(&kept_plain, None, "{}").await.unwrap(), "{}");
     assert_eq!(
         compact.describe(&kept_compact, None, "{}").await.unwrap(),
@@ -242,7 +242,9 @@ async fn what_is_no_completion_in_a_bucket_is_an_error_and_stays_untouched() {
         .connect()
         .await
         .unwrap();
-    let (scope, hand, owner) = (scope(), Hand::on(&redis).await, token());
+    let scope = scope();
+    let hand = Hand::on(&redis).await;
+    let owner = token();
     for (number, spoilt) in (0..).zip(["", "nine byte", "eleven byte", "eighteen bytes, eh"]) {
         let key = random_key(&scope);
         let (_, bucket, field) = store.names(&key).unwrap();
@@ -287,7 +289,8 @@ async fn what_is_no_completion_in_a_bucket_is_an_error_and_stays_untouched() {
 #[tokio::test]
 async fn the_rights_for_buckets_are_enough_and_each_is_missed_before_the_first_message() {
     let server = RedisServer::start().await;
-    let (hand, scope) = (Hand::on(&server).await, scope());
+    let hand = Hand::on(&server).await;
+    let scope = scope();
     let rules = RedisStore::builder(server.url())
         .compact(1_000)
         .connect()
@@ -331,7 +334,9 @@ async fn a_forgotten_bucket_is_noticed_and_one_that_is_there_raises_no_alarm() {
         .connect()
         .await
         .unwrap();
-    let (hand, scope, owner) = (Hand::on(&server).await, scope(), token());
+    let hand = Hand::on(&server).await;
+    let scope = scope();
+    let owner = token();
     let key = random_key(&scope);
     assert_eq!(
         until_answered(&store, &key, &complete(owner, b"")).await,
@@ -366,7 +371,8 @@ async fn heartbeats_go_on_while_their_slot_moves() {
         .connect()
         .await
         .unwrap();
-    let (running, owner) = (key(&scope(), 1), token());
+    let running = key(&scope(), 1);
+    let owner = token();
     until_answered(&store, &running, &claim(owner)).await;
     // There is no bucket yet, so a call with both keys is refused during the whole move.
     let (_, bucket, _) = store.names(&running).unwrap();
@@ -408,7 +414,8 @@ async fn keys_of_a_slot_that_moves_wait_until_it_has_moved() {
         .connect()
         .await
         .unwrap();
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     // All of them share the one bucket, and so the slot.
     let [done, running, fresh] = [1, 2, 3].map(|number| key(&scope, number));
     for key in [&done, &running] {

@@ -64,7 +64,8 @@ async fn what_a_replica_of_valkey_does_not_have_does_not_count_either() {
 async fn does_not_count(pair: RedisPair) {
     let store = waiting_store(&pair).await;
     let plain = RedisStore::connect(pair.primary.url()).await.unwrap();
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     let [confirmed, completing, found, failed] = [1, 2, 3, 4].map(|number| key(&scope, number));
     for key in [&confirmed, &completing, &found, &failed] {
         // A replica that has just begun to follow takes its time.
@@ -85,19 +86,13 @@ async fn does_not_count(pair: RedisPair) {
         HELD
     );
     let hand = Hand::on(&pair.replica).await;
-    assert_eq!(
-        hand.ask::<Option<Vec<u8>>>(&["GET", confirmed.as_str()])
-            .await
-            .map(|record| record[0]),
-        Some(b'C')
-    );
+    assert_eq!(first_byte(&hand, &confirmed).await, Some(b'C'));
 
     pair.cut();
-    let retention = Duration::from_secs(3_600);
     let fail = Operation::Fail {
         token: owner,
         reason: "rejected".to_owned(),
-        retention,
+        retention: Duration::from_secs(3_600),
     };
     assert!(is_unknown(
         &apply(&store, &completing, complete(owner, b"2")).await
@@ -109,34 +104,15 @@ async fn does_not_count(pair: RedisPair) {
         apply(&plain, &found, complete(owner, b"3")).await.unwrap(),
         HELD
     );
-    // Each on a connection that has written nothing yet, where a bare WAIT would succeed at once.
     for key in [&completing, &found, &failed] {
-        let fresh = waiting_store(&pair).await;
-        assert!(
-            is_unknown(&apply(&fresh, key, claim(token())).await),
-            "{key}"
-        );
-        let fresh = waiting_store(&pair).await;
-        assert!(
-            is_unknown(&fresh.prefetch(vec![key.clone()]).await.remove(0)),
-            "{key}"
-        );
+        found_is_unknown(&pair, key).await;
     }
     for (key, operation) in [
         (&completing, complete(owner, b"2")),
         (&failed, fail.clone()),
         (&failed, Operation::HandOver { by: owner.tag() }),
     ] {
-        let fresh = waiting_store(&pair).await;
-        assert!(
-            is_unknown(&apply(&fresh, key, operation.clone()).await),
-            "{operation:?}"
-        );
-        let fresh = waiting_store(&pair).await;
-        assert!(
-            is_unknown(&apply(&fresh, key, operation.clone()).await),
-            "{operation:?}, again"
-        );
+        repeat_is_unknown(&pair, key, operation).await;
     }
     // A heartbeat does not wait for replicas.
     let running = crate::hand::key(&scope, 5);
@@ -154,6 +130,32 @@ async fn does_not_count(pair: RedisPair) {
     );
     for (key, result) in [(&completing, b"2".as_slice()), (&found, b"3")] {
         counts(&store, &hand, key, result).await;
+    }
+}
+
+/// A claim and a prefetch of a settled record are unknown, each on a connection that has written
+/// nothing yet, where a bare WAIT would succeed at once.
+async fn found_is_unknown(pair: &RedisPair, key: &StoreKey) {
+    let fresh = waiting_store(pair).await;
+    assert!(
+        is_unknown(&apply(&fresh, key, claim(token())).await),
+        "{key}"
+    );
+    let fresh = waiting_store(pair).await;
+    assert!(
+        is_unknown(&fresh.prefetch(vec![key.clone()]).await.remove(0)),
+        "{key}"
+    );
+}
+
+/// An operation that was executed before is unknown each time, on such a connection too.
+async fn repeat_is_unknown(pair: &RedisPair, key: &StoreKey, operation: Operation) {
+    for time in ["at first", "again"] {
+        let fresh = waiting_store(pair).await;
+        assert!(
+            is_unknown(&apply(&fresh, key, operation.clone()).await),
+            "{operation:?}, {time}"
+        );
     }
 }
 
@@ -175,12 +177,17 @@ async fn counts(store: &RedisStore, replica: &Hand, key: &StoreKey, result: &'st
     });
     let ahead = ahead.await.unwrap();
     assert_eq!(ahead.result, result);
-    let record: Option<Vec<u8>> = replica.ask(&["GET", key.as_str()]).await;
     assert_eq!(
-        record.map(|record| record[0]),
+        first_byte(replica, key).await,
         Some(b'C'),
         "the replica has what counts"
     );
+}
+
+/// The first byte of a record, which is its state.
+async fn first_byte(server: &Hand, key: &StoreKey) -> Option<u8> {
+    let record: Option<Vec<u8>> = server.ask(&["GET", key.as_str()]).await;
+    record.map(|record| record[0])
 }
 
 // invariant: lost-reply
@@ -195,7 +202,8 @@ async fn a_completion_does_not_count_when_its_own_reply_came_and_that_of_the_wai
         .durability(level)
         .response_timeout(2 * PATIENCE);
     let store = builder.connect().await.unwrap();
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     for (number, way) in (0..).zip(WAYS) {
         let key = key(&scope, number);
         until_held(&store, &key, claim(owner)).await;
@@ -226,7 +234,9 @@ async fn pipelines_behind_a_wait_that_lags_are_answered_and_their_connection_sta
         .connect()
         .await
         .unwrap();
-    let (hand, scope, owner) = (Hand::on(&pair.primary).await, scope(), token());
+    let hand = Hand::on(&pair.primary).await;
+    let scope = scope();
+    let owner = token();
     until_held(&store, &key(&scope, 0), claim(owner)).await;
     pair.cut();
     let connections = hand.info("stats", "total_connections_received").await;
@@ -247,7 +257,8 @@ async fn pipelines_behind_a_wait_that_lags_are_answered_and_their_connection_sta
 #[tokio::test]
 async fn the_rights_for_waiting_are_asked_for_and_enough() {
     let pair = pair().await;
-    let (scope, rules) = (scope(), waiting_store(&pair).await);
+    let scope = scope();
+    let rules = waiting_store(&pair).await;
     let rules = rules.acl_rules(&scope);
     let hand = Hand::on(&pair.primary).await;
     let url = pair
@@ -284,8 +295,10 @@ async fn the_rights_for_waiting_are_asked_for_and_enough() {
 #[tokio::test]
 async fn a_full_primary_ends_what_runs_and_answers_what_is_settled_as_durably() {
     let pair = pair().await;
-    let (store, hand) = (waiting_store(&pair).await, Hand::on(&pair.primary).await);
-    let (scope, owner) = (scope(), token());
+    let store = waiting_store(&pair).await;
+    let hand = Hand::on(&pair.primary).await;
+    let scope = scope();
+    let owner = token();
     let [done, running] = [1, 2].map(|number| key(&scope, number));
     for key in [&done, &running] {
         until_held(&store, key, claim(owner)).await;
@@ -320,7 +333,9 @@ async fn a_full_primary_ends_what_runs_and_answers_what_is_settled_as_durably() 
 async fn scripts_that_vanish_do_not_make_a_write_count_without_its_replica() {
     let pair = pair().await;
     let store = waiting_store(&pair).await;
-    let (hand, scope, owner) = (Hand::on(&pair.primary).await, scope(), token());
+    let hand = Hand::on(&pair.primary).await;
+    let scope = scope();
+    let owner = token();
     let commands = |keys: std::ops::Range<u128>| -> Vec<Command> {
         keys.map(|number| Command {
             key: key(&scope, number),
@@ -388,7 +403,8 @@ async fn disks_are_waited_for_where_the_server_can() {
         store.check().await.unwrap().survives,
         oncegate_core::store::Survives::Disk
     );
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     let key = key(&scope, 1);
     let granted = apply(&store, &key, claim(owner)).await.unwrap();
     assert!(

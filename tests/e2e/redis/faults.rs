@@ -49,7 +49,8 @@ async fn a_repeat_with_the_same_token_finds_out_what_a_lost_reply_said() {
     let redis = Redis::shared().await;
     let proxy = Proxy::before(&redis).await;
     let store = unwatched(&proxy).connect().await.unwrap();
-    let (scope, token) = (scope(), token());
+    let scope = scope();
+    let token = token();
     let key = key(&scope, 1);
     for (operation, answered) in [
         (
@@ -83,7 +84,8 @@ async fn heartbeats_do_not_queue_behind_bulk() {
     let redis = Redis::shared().await;
     let proxy = Proxy::before(&redis).await;
     let store = unwatched(&proxy).connect().await.unwrap();
-    let (scope, token) = (scope(), token());
+    let scope = scope();
+    let token = token();
     let held_key = key(&scope, 0);
     assert!(granted_as(
         1,
@@ -124,7 +126,8 @@ async fn an_answer_that_does_not_come_in_time_is_unknown_and_the_connection_is_r
         builder.connect().await.map_err(|error| error.to_string())
     });
     let store = store.await;
-    let (scope, token) = (scope(), token());
+    let scope = scope();
+    let token = token();
     let key = key(&scope, 1);
     assert!(granted_as(
         1,
@@ -144,8 +147,10 @@ async fn an_answer_that_does_not_come_in_time_is_unknown_and_the_connection_is_r
 async fn a_store_whose_server_stops_and_starts_again_resumes_by_itself() {
     let mut server = RedisServer::synced().await;
     let store = RedisStore::connect(server.url()).await.unwrap();
-    let (scope, owner) = (scope(), token());
-    let (done, running) = (key(&scope, 1), key(&scope, 2));
+    let scope = scope();
+    let owner = token();
+    let done = key(&scope, 1);
+    let running = key(&scope, 2);
     assert_eq!(
         apply(&store, &done, complete(owner, b"kept"))
             .await

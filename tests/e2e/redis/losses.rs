@@ -1,28 +1,25 @@
 //! Servers that have forgotten something, and servers that have not.
 
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use oncegate::admin;
 use oncegate::redis::RedisStore;
-use oncegate::{Completion, Counters, Entry, Gate, Key, Message, OnStoreLoss, Origin};
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{FencingToken, Token};
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::Store;
-use oncegate_testkit::{Proxy, ProxyMode, RedisPair, RedisServer, unique, until};
+use oncegate_testkit::{Proxy, ProxyMode, RedisPair, RedisServer, until};
 
 use crate::faults::until_answered;
 use crate::hand::{Hand, apply, claim, complete, key, scope, token};
 
 const HELD: Reply = Reply::Applied { recreated: false };
-const LIMIT: Duration = Duration::from_secs(240);
+pub(crate) const LIMIT: Duration = Duration::from_secs(240);
 
-async fn store(url: &str) -> RedisStore {
+pub(crate) async fn store(url: &str) -> RedisStore {
     RedisStore::connect(url).await.unwrap()
 }
 
-async fn loss_noticed(store: &RedisStore) {
+pub(crate) async fn loss_noticed(store: &RedisStore) {
     until("the loss to be noticed", LIMIT, async || {
         store.loss().map(drop).ok_or("it is not".to_owned())
     })
@@ -61,7 +58,8 @@ fn fencing_token(reply: &Reply) -> FencingToken {
 }
 
 async fn finish(store: &RedisStore, scope: &Scope, number: u128) -> StoreKey {
-    let (key, owner) = (key(scope, number), token());
+    let key = key(scope, number);
+    let owner = token();
     apply(store, &key, claim(owner)).await.unwrap();
     assert_eq!(
         apply(store, &key, complete(owner, b"done")).await.unwrap(),
@@ -79,10 +77,8 @@ async fn pair() -> RedisPair {
 #[tokio::test]
 async fn a_failover_to_a_replica_that_was_cut_off_is_noticed_and_a_fencing_token_still_grows() {
     let mut pair = pair().await;
-    let (halting, going_on) = (
-        store(&pair.front.url()).await,
-        store(&pair.front.url()).await,
-    );
+    let halting = store(&pair.front.url()).await;
+    let going_on = store(&pair.front.url()).await;
     let scope = scope();
     let kept = finish(&halting, &scope, 1).await;
     pair.caught_up().await;
@@ -222,7 +218,8 @@ async fn a_server_that_is_emptied_and_a_completion_that_is_deleted_are_noticed_w
  {
     for words in [&["FLUSHALL"][..], &["DEL"]] {
         let server = RedisServer::start().await;
-        let (hand, store) = (Hand::on(&server).await, store(server.url()).await);
+        let hand = Hand::on(&server).await;
+        let store = store(server.url()).await;
         let scope = scope();
         let key = finish(&store, &scope, 1).await;
         let words: Vec<&str> = if words == ["DEL"] {
@@ -235,7 +232,8 @@ async fn a_server_that_is_emptied_and_a_completion_that_is_deleted_are_noticed_w
         let noticed = store.loss();
         store.accept_loss();
         // A claim that is deleted is noticed by its own end.
-        let (running, owner) = (crate::hand::key(&scope, 2), token());
+        let running = crate::hand::key(&scope, 2);
+        let owner = token();
         apply(&store, &running, claim(owner)).await.unwrap();
         let () = hand.ask(&["DEL", running.as_str()]).await;
         let ended = apply(&store, &running, complete(owner, b"")).await.unwrap();
@@ -251,7 +249,8 @@ async fn a_loss_is_noticed_on_a_server_that_hides_its_replication_and_that_this_
     let server = RedisServer::start().await;
     let proxy = Proxy::before(&server).await;
     proxy.rewrite("master_replid", "hidden_replid");
-    let (hand, store) = (Hand::on(&server).await, store(&proxy.url()).await);
+    let hand = Hand::on(&server).await;
+    let store = store(&proxy.url()).await;
     let warnings = store.check().await.unwrap().warnings;
     assert!(
         warnings
@@ -268,7 +267,8 @@ async fn a_loss_is_noticed_on_a_server_that_hides_its_replication_and_that_this_
 #[tokio::test]
 async fn a_busy_server_that_is_emptied_is_noticed() {
     let server = RedisServer::start().await;
-    let (hand, store) = (Hand::on(&server).await, store(server.url()).await);
+    let hand = Hand::on(&server).await;
+    let store = store(server.url()).await;
     let scope = scope();
     let mut number: u64 = 0;
     let mut first_look = None;
@@ -290,7 +290,8 @@ async fn a_busy_server_that_is_emptied_is_noticed() {
     until("the loss to be noticed", LIMIT, async || {
         number += 1;
         // From the loss on, claims are refused; a completion of an absent record is not.
-        let (key, owner) = (key(&scope, number.into()), token());
+        let key = key(&scope, number.into());
+        let owner = token();
         apply(&store, &key, complete(owner, b"done")).await.unwrap();
         store
             .loss()
@@ -303,11 +304,10 @@ async fn a_busy_server_that_is_emptied_is_noticed() {
 #[tokio::test]
 async fn a_policy_that_may_evict_is_noticed_while_running_and_so_is_its_end() {
     let server = RedisServer::start().await;
-    let (hand, store) = (
-        Hand::on(&server).await,
-        RedisStore::connect(server.url()).await.unwrap(),
-    );
-    let (scope, owner) = (scope(), token());
+    let hand = Hand::on(&server).await;
+    let store = RedisStore::connect(server.url()).await.unwrap();
+    let scope = scope();
+    let owner = token();
     let running = key(&scope, 1);
     apply(&store, &running, claim(owner)).await.unwrap();
     let () = hand
@@ -331,65 +331,6 @@ async fn a_policy_that_may_evict_is_noticed_while_running_and_so_is_its_end() {
             .map_err(|error| error.to_string())
     })
     .await;
-}
-
-// invariant: clock-goes-back
-#[tokio::test]
-async fn a_dead_owner_keeps_its_key_no_longer_than_the_longest_lease_of_the_scope_after_the_clock_has_gone_back()
- {
-    let server = RedisServer::start().await;
-    let (hand, store) = (Hand::on(&server).await, store(server.url()).await);
-    let name = unique("clock");
-    let gate = |seconds| {
-        Gate::new(&name, Key::json(["id"]), store.clone()).lease(Duration::from_secs(seconds))
-    };
-    let (short, long) = (gate(5), gate(60));
-    long.open().await.unwrap();
-    short.open().await.unwrap();
-    let message = Message::new(
-        "orders",
-        Origin::Other("test".into()),
-        Some(r#"{"id":1}"#.into()),
-    );
-    let Entry::Granted(lease) = short.enter(&message).await.unwrap() else {
-        panic!("it is new")
-    };
-    let key = lease.store_key().clone();
-    drop(lease);
-    // Its owner is dead, and an hour more is left than it had asked for.
-    let dead = Operation::Claim {
-        token: token(),
-        lease: Duration::from_secs(3_605),
-        fingerprint: None,
-        fenced: false,
-        longest_lease: Duration::MAX,
-    };
-    until(
-        "the first attempt to be released",
-        LIMIT,
-        async || match apply(&store, &key, dead.clone()).await {
-            Ok(Reply::Verdict {
-                verdict: Verdict::Granted(_),
-                ..
-            }) => Ok(()),
-            other => Err(format!("{other:?}")),
-        },
-    )
-    .await;
-    let Entry::Busy { retry_in } = short.enter(&message).await.unwrap() else {
-        panic!("it is claimed")
-    };
-    assert!(retry_in <= Duration::from_millis(60_001), "{retry_in:?}");
-    assert!(
-        retry_in > Duration::from_secs(30),
-        "another gate's lease is not cut: {retry_in:?}"
-    );
-    hand.pass(&[(key, Duration::from_secs(61))]).await;
-    let Entry::Granted(lease) = short.enter(&message).await.unwrap() else {
-        panic!("its lease is over")
-    };
-    assert!(lease.attempt().recovered());
-    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
 }
 
 // invariant: halt-without-loss
@@ -441,8 +382,10 @@ async fn a_replica_is_not_asked_for_descriptor_or_records() {
 #[tokio::test]
 async fn a_completion_that_was_repeated_late_may_expire() {
     let server = RedisServer::start().await;
-    let (hand, first) = (Hand::on(&server).await, store(server.url()).await);
-    let (key, owner) = (key(&scope(), 1), token());
+    let hand = Hand::on(&server).await;
+    let first = store(server.url()).await;
+    let key = key(&scope(), 1);
+    let owner = token();
     apply(&first, &key, claim(owner)).await.unwrap();
     assert_eq!(
         apply(&first, &key, complete(owner, b"done")).await.unwrap(),
@@ -469,97 +412,4 @@ async fn a_completion_that_was_repeated_late_may_expire() {
     })
     .await;
     assert_eq!(store.loss(), None);
-}
-
-// invariant: halt-without-loss
-#[tokio::test]
-async fn a_store_that_outlives_its_gate_knows_that_a_loss_was_accepted() {
-    let server = RedisServer::start().await;
-    let (kept, operator) = (store(server.url()).await, store(server.url()).await);
-    let name = unique("outlived");
-    let scope = Scope::new(&name).unwrap();
-    let message = Message::new(
-        "orders",
-        Origin::Other("test".into()),
-        Some(r#"{"id":1}"#.into()),
-    );
-    let gate = Gate::new(&name, Key::json(["id"]), kept.clone());
-    let Entry::Granted(lease) = gate.enter(&message).await.unwrap() else {
-        panic!("it is new")
-    };
-    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
-    let () = Hand::on(&server).await.ask(&["FLUSHALL"]).await;
-    loss_noticed(&kept).await;
-    let halt = until("the halt to be written", LIMIT, async || {
-        admin::halt_of(&operator, &scope)
-            .await
-            .map_err(|error| error.to_string())?
-            .ok_or("none".to_owned())
-    })
-    .await;
-    drop(gate);
-    let accepted = admin::accept_loss(&operator, &scope, &halt).await.unwrap();
-    assert!(
-        matches!(accepted, admin::AcceptedLoss::Accepted(_)),
-        "{accepted:?}"
-    );
-
-    for name in [unique("new"), name] {
-        let gate = Gate::new(&name, Key::json(["id"]), kept.clone());
-        let entered = gate.enter(&message).await;
-        assert!(
-            matches!(entered, Ok(Entry::Granted(_))),
-            "{name}: {entered:?}"
-        );
-        let scope = Scope::new(&name).unwrap();
-        assert_eq!(
-            admin::halt_of(&operator, &scope).await.unwrap(),
-            None,
-            "{name}"
-        );
-    }
-}
-
-#[tokio::test]
-async fn a_gate_tells_of_the_loss_and_counts_the_runs_that_it_may_have_added() {
-    let server = RedisServer::start().await;
-    let store = store(server.url()).await;
-    let counters = Arc::new(Counters::default());
-    let gate = Gate::new(unique("loss"), Key::json(["id"]), store)
-        .on_store_loss(OnStoreLoss::Continue)
-        .observer(Arc::clone(&counters) as _);
-    let now = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap()
-        .as_millis();
-    let first = Message::new(
-        "orders",
-        Origin::Other("test".into()),
-        Some(r#"{"id":1}"#.into()),
-    )
-    .with_timestamp_ms(i64::try_from(now).unwrap());
-    let Entry::Granted(lease) = gate.enter(&first).await.unwrap() else {
-        panic!("it is new")
-    };
-    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
-    assert_eq!(counters.total("extra_runs"), 0);
-
-    let () = Hand::on(&server).await.ask(&["FLUSHALL"]).await;
-    until("the gate to tell", LIMIT, async || {
-        match counters.total("store_losses") {
-            0 => Err("it has not".to_owned()),
-            _ => Ok(()),
-        }
-    })
-    .await;
-    // Claims are refused until the gate has written down that the loss is accepted.
-    let again = until("the message to run again", LIMIT, async || {
-        match gate.enter(&first).await {
-            Ok(Entry::Granted(lease)) => Ok(lease),
-            other => Err(format!("{other:?}")),
-        }
-    });
-    let lease = again.await;
-    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
-    assert_eq!(counters.get("extra_runs", "store_loss"), 1);
 }

@@ -13,7 +13,7 @@ use oncegate_testkit::{Proxy, ProxyMode as Mode, Redis, RedisServer, until};
 use crate::faults::{until_answered, unwatched};
 use crate::hand::{apply, claim, complete, key, scope, token};
 
-/// How a reply is lost, or comes after the caller has stopped waiting for it.
+/// The ways in which a reply is lost, or comes after the caller has stopped waiting for it.
 pub(crate) const WAYS: [Mode; 4] = [Mode::Lose, Mode::Cut, Mode::Stall, Mode::Delay];
 
 const TIMEOUT: Duration = Duration::from_millis(150);
@@ -39,8 +39,8 @@ fn printed(token: Token, digit: u8) -> Operation {
     }
 }
 
-/// What happens before, by its owner; then the operation whose reply is lost; then the reply that
-/// its repeat must get.
+/// The operations before, by their owner; then the operation whose reply is lost; then the reply
+/// that its repeat must get.
 struct Case {
     name: &'static str,
     before: Vec<Operation>,
@@ -56,125 +56,111 @@ fn lost(reply: &Reply) -> bool {
     *reply == Reply::NotOwner
 }
 
-fn cases(owner: Token) -> Vec<Case> {
-    let other = token();
-    let lease = Duration::from_secs(60);
-    let release = |token| Operation::Release {
+fn release(token: Token) -> Operation {
+    Operation::Release {
         token,
         delay: Duration::ZERO,
         end: ReleaseCause::Failed,
         reason: "later".to_owned(),
-    };
-    let case = |name, before: Vec<Operation>, operation, says| Case {
+    }
+}
+
+fn extend(token: Token) -> Operation {
+    Operation::Extend {
+        token,
+        lease: Duration::from_secs(60),
+    }
+}
+
+fn hand_over(token: Token) -> Operation {
+    Operation::HandOver { by: token.tag() }
+}
+
+fn case(
+    name: &'static str,
+    before: Vec<Operation>,
+    operation: Operation,
+    says: fn(&Reply) -> bool,
+) -> Case {
+    Case {
         name,
         before,
         operation,
         says,
-    };
-    let mine = || claim(owner);
-    let hand_over = |token: Token| Operation::HandOver { by: token.tag() };
+    }
+}
+
+fn cases(owner: Token) -> Vec<Case> {
+    let other = token();
+    let mut cases = claims(owner, other);
+    cases.extend(others(owner, other));
+    cases
+}
+
+/// The cases of claims, one for each verdict.
+fn claims(owner: Token, other: Token) -> Vec<Case> {
+    let mine = claim(owner);
+    let completed = vec![mine.clone(), complete(owner, b"done")];
+    let failed = vec![mine.clone(), fail(owner)];
+    let handed_over = vec![mine.clone(), fail(owner), hand_over(owner)];
     vec![
         case(
             "granted",
             vec![],
-            mine(),
-            |reply| matches!(reply, Reply::Verdict { verdict: Verdict::Granted(grant), .. } if grant.attempt == 1),
+            mine.clone(),
+            |reply| matches!(verdict(reply), Verdict::Granted(grant) if grant.attempt == 1),
         ),
         case(
             "granted again",
-            vec![mine(), release(owner)],
+            vec![mine.clone(), release(owner)],
             claim(other),
-            |reply| matches!(reply, Reply::Verdict { verdict: Verdict::Granted(grant), .. } if grant.attempt == 2),
+            |reply| matches!(verdict(reply), Verdict::Granted(grant) if grant.attempt == 2),
         ),
         case(
             "completed",
-            vec![mine(), complete(owner, b"done")],
+            completed,
             claim(other),
-            |reply| matches!(reply, Reply::Verdict { verdict: Verdict::Completed { result }, .. } if result == "done"),
+            |reply| matches!(verdict(reply), Verdict::Completed { result } if result == "done"),
         ),
-        case("busy", vec![mine()], claim(other), |reply| {
-            matches!(
-                reply,
-                Reply::Verdict {
-                    verdict: Verdict::Busy { .. },
-                    ..
-                }
-            )
+        case("busy", vec![mine], claim(other), |reply| {
+            matches!(verdict(reply), Verdict::Busy { .. })
         }),
-        case("failed", vec![mine(), fail(owner)], claim(other), |reply| {
-            matches!(
-                reply,
-                Reply::Verdict {
-                    verdict: Verdict::Failed {
-                        handed_over: false,
-                        ..
-                    },
-                    ..
-                }
-            )
-        }),
+        case(
+            "failed",
+            failed,
+            claim(other),
+            |reply| matches!(verdict(reply), Verdict::Failed { handed_over, .. } if !handed_over),
+        ),
         case(
             "handed over",
-            vec![mine(), fail(owner), hand_over(owner)],
+            handed_over,
             claim(other),
-            |reply| {
-                matches!(
-                    reply,
-                    Reply::Verdict {
-                        verdict: Verdict::Failed {
-                            handed_over: true,
-                            ..
-                        },
-                        ..
-                    }
-                )
-            },
-        ),
-        case(
-            "hand over, of another failure",
-            vec![mine(), fail(owner)],
-            hand_over(other),
-            lost,
+            |reply| matches!(verdict(reply), Verdict::Failed { handed_over, .. } if *handed_over),
         ),
         case(
             "mismatch",
             vec![printed(owner, 1)],
             printed(other, 2),
-            |reply| {
-                matches!(
-                    reply,
-                    Reply::Verdict {
-                        verdict: Verdict::Mismatch,
-                        ..
-                    }
-                )
-            },
+            |reply| matches!(verdict(reply), Verdict::Mismatch),
         ),
-        case(
-            "extend",
-            vec![mine()],
-            Operation::Extend {
-                token: owner,
-                lease,
-            },
-            held,
-        ),
-        case(
-            "extend, lost",
-            vec![mine()],
-            Operation::Extend {
-                token: other,
-                lease,
-            },
-            lost,
-        ),
-        case("complete", vec![mine()], complete(owner, b"done"), held),
-        case(
-            "complete, lost",
-            vec![mine()],
-            complete(other, b"done"),
-            lost,
-        ),
+    ]
+}
+
+fn verdict(reply: &Reply) -> &Verdict {
+    match reply {
+        Reply::Verdict { verdict, .. } => verdict,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The cases of all other operations.
+fn others(owner: Token, other: Token) -> Vec<Case> {
+    let mine = || vec![claim(owner)];
+    vec![
+        case("extend", mine(), extend(owner), held),
+        case("extend, lost", mine(), extend(other), lost),
+        case("complete", mine(), complete(owner, b"done"), held),
+        case("complete, lost", mine(), complete(other, b"done"), lost),
         case(
             "complete, recreated",
             vec![],
@@ -184,17 +170,23 @@ fn cases(owner: Token) -> Vec<Case> {
                 matches!(reply, Reply::Applied { .. })
             },
         ),
-        case("release", vec![mine()], release(owner), held),
-        case("release, lost", vec![mine()], release(other), lost),
-        case("fail", vec![mine()], fail(owner), held),
-        case("fail, lost", vec![mine()], fail(other), lost),
+        case("release", mine(), release(owner), held),
+        case("release, lost", mine(), release(other), lost),
+        case("fail", mine(), fail(owner), held),
+        case("fail, lost", mine(), fail(other), lost),
         case(
             "hand over",
-            vec![mine(), fail(owner)],
+            vec![claim(owner), fail(owner)],
             hand_over(owner),
             held,
         ),
-        case("hand over, lost", vec![mine()], hand_over(owner), lost),
+        case(
+            "hand over, of another failure",
+            vec![claim(owner), fail(owner)],
+            hand_over(other),
+            lost,
+        ),
+        case("hand over, lost", mine(), hand_over(owner), lost),
     ]
 }
 
@@ -248,7 +240,8 @@ async fn a_lost_reply_of_a_plain_completion_is_no_answer_either() {
 }
 
 async fn every_reply_is_lost_once(proxy: &Proxy, store: RedisStore) {
-    let (scope, mut number) = (scope(), 0);
+    let scope = scope();
+    let mut number = 0;
     for way in WAYS {
         let owner = token();
         for Case {
@@ -302,7 +295,8 @@ async fn a_pipeline_whose_replies_break_off_has_no_false_answer_and_its_repeats_
 async fn breaks_off(proxy: &Proxy, store: RedisStore, passing: [usize; 3]) {
     for way in WAYS {
         for passing in passing {
-            let (scope, owner) = (scope(), token());
+            let scope = scope();
+            let owner = token();
             let cases = (0..)
                 .map(|number| key(&scope, number))
                 .zip(cases(owner))
@@ -354,7 +348,8 @@ async fn a_lost_read_or_description_is_never_an_answer() {
     let redis = Redis::shared().await;
     let proxy = Proxy::before(&redis).await;
     let store = builder(&proxy).connect().await.unwrap();
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     let keys: Vec<StoreKey> = (0..50).map(|number| key(&scope, number)).collect();
     for key in &keys {
         until_answered(&store, key, &complete(owner, b"done")).await;
@@ -404,7 +399,8 @@ async fn a_lost_reply_to_whoever_describes_or_reopens_is_no_answer_and_he_sees_w
     let store = builder(&proxy).connect().await.unwrap();
     let absent = crate::hand::key(&scope(), 1_000_000);
     for way in WAYS {
-        let (scope, owner) = (scope(), token());
+        let scope = scope();
+        let owner = token();
         settled(&store, &absent).await;
         proxy.set(way);
         let described = store.describe(&scope, None, "the first").await;

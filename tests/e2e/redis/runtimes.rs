@@ -31,9 +31,11 @@ async fn a_store_outlives_the_runtime_on_which_it_was_connected() {
         .await
         .unwrap()
         .unwrap();
-    let (scope, token) = (scope(), token());
+    let scope = scope();
+    let token = token();
     let key = key(&scope, 1);
-    let (held, used) = (key.clone(), store.clone());
+    let held = key.clone();
+    let used = store.clone();
     first
         .spawn(async move { apply(&used, &held, claim(token)).await })
         .await

@@ -25,7 +25,8 @@ async fn a_demoted_primary_is_dropped_and_the_new_one_found() {
     let mut watched = RedisSentinels::start().await;
     let store = RedisStore::connect(&watched.url()).await.unwrap();
     assert!(store.check().await.unwrap().store.ends_with(" at watched"));
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     let [done, running] = [1, 2].map(|number| key(&scope, number));
     apply(&store, &done, claim(owner)).await.unwrap();
     assert_eq!(
@@ -57,7 +58,8 @@ async fn a_primary_that_dies_is_replaced_and_a_sentinel_that_dies_is_not_missed(
     let mut watched = RedisSentinels::start().await;
     watched.kill_sentinel(2);
     let store = RedisStore::connect(&watched.url()).await.unwrap();
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     let key = key(&scope, 1);
     apply(&store, &key, claim(owner)).await.unwrap();
     watched.server(0).kill();

@@ -3,16 +3,15 @@
 use std::time::{Duration, Instant};
 
 use oncegate::redis::{Durability, RedisBuilder, RedisStore};
-use oncegate_core::key::StoreKey;
 use oncegate_core::rules::{Operation, ReleaseCause, Reply, Verdict};
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_testkit::{Redis, RedisServer};
 
 use crate::hand::{Hand, apply, claim, complete, key, scope, token};
 
-const HELD: Reply = Reply::Applied { recreated: false };
+pub(crate) const HELD: Reply = Reply::Applied { recreated: false };
 
-fn release(token: oncegate_core::record::Token) -> Operation {
+pub(crate) fn release(token: oncegate_core::record::Token) -> Operation {
     Operation::Release {
         token,
         delay: Duration::from_secs(1),
@@ -30,14 +29,14 @@ fn fail(token: oncegate_core::record::Token) -> Operation {
     }
 }
 
-fn extend(token: oncegate_core::record::Token) -> Operation {
+pub(crate) fn extend(token: oncegate_core::record::Token) -> Operation {
     Operation::Extend {
         token,
         lease: Duration::from_secs(60),
     }
 }
 
-fn is_granted(reply: &Result<Reply, StoreError>) -> bool {
+pub(crate) fn is_granted(reply: &Result<Reply, StoreError>) -> bool {
     matches!(reply, Ok(Reply::Verdict { verdict: Verdict::Granted(grant), .. }) if grant.attempt == 1)
 }
 
@@ -49,7 +48,9 @@ async fn scripts_that_vanish_from_under_a_pipeline_are_repaired() {
         .connect()
         .await
         .unwrap();
-    let (hand, scope, token) = (Hand::on(&server).await, scope(), token());
+    let hand = Hand::on(&server).await;
+    let scope = scope();
+    let token = token();
     for round in 0..100 {
         let numbers = (0..300).map(|number| round * 1_000 + number);
         let claims = numbers.map(|number| Command {
@@ -84,9 +85,11 @@ async fn a_record_without_an_expiry_is_the_same_to_everything_that_reads_it() {
     };
     let durable = builder.clone().durability(durability);
     for builder in [builder.clone(), builder.clone().scripts_alone(), durable] {
-        let (store, scope) = (builder.connect().await.unwrap(), scope());
+        let store = builder.connect().await.unwrap();
+        let scope = scope();
         for (number, name) in (0..).zip(["completed", "failed"]) {
-            let (key, owner) = (key(&scope, number), token());
+            let key = key(&scope, number);
+            let owner = token();
             let end = || {
                 if name == "completed" {
                     complete(owner, b"result")
@@ -113,7 +116,8 @@ async fn a_record_without_an_expiry_is_the_same_to_everything_that_reads_it() {
             assert!(snapshot.record.kept(snapshot.now), "{name}");
             assert_eq!(apply(&store, &key, end()).await.unwrap(), HELD);
         }
-        let (key, owner) = (key(&scope, 9), token());
+        let key = key(&scope, 9);
+        let owner = token();
         assert!(is_granted(&apply(&store, &key, claim(owner)).await));
         let _: i64 = hand.ask(&["PERSIST", key.as_str()]).await;
         let claimed = apply(&store, &key, claim(token())).await;
@@ -148,7 +152,9 @@ async fn a_full_server_answers_what_is_settled_and_refuses_new_work() {
 
 async fn answers_what_is_settled_when_full(server: &Redis, builder: RedisBuilder) {
     let store = builder.connect().await.unwrap();
-    let (hand, scope, owner) = (Hand::on(server).await, scope(), token());
+    let hand = Hand::on(server).await;
+    let scope = scope();
+    let owner = token();
     let [done, completing, releasing, failing, extending, new] =
         [1, 2, 3, 4, 5, 6].map(|n| key(&scope, n));
     for running in [&done, &completing, &releasing, &failing, &extending] {
@@ -240,25 +246,29 @@ async fn an_evicting_server_is_refused_until_somebody_accepts_it() {
     );
 }
 
+/// Values that are no records.
+const SPOILT: [&[u8]; 9] = [
+    b"",
+    b"{\"state\":\"done\"}",
+    b"pending in another format..",
+    b"P0123456789abcdef\0\0\0\0\0\0\0",
+    b"P0123456789abcdef\0\0\0\0\0\0\0\x01123",
+    b"C0123\0\0\0\0\0\0",
+    b"S0123\0\0\0\0\0\0\0\x03000000000000000",
+    b"F0123\0\0\0\0\0\0\0",
+    b"\xff\xff",
+];
+
 // invariant: garbage-as-answer
 #[tokio::test]
 async fn what_is_no_record_is_an_error_and_stays_untouched() {
     let redis = Redis::shared().await;
     let store = RedisStore::connect(redis.url()).await.unwrap();
-    let (hand, scope, token) = (Hand::on(&redis).await, scope(), token());
-    let spoilt: [&[u8]; 9] = [
-        b"",
-        b"{\"state\":\"done\"}",
-        b"pending in another format..",
-        b"P0123456789abcdef\0\0\0\0\0\0\0",
-        b"P0123456789abcdef\0\0\0\0\0\0\0\x01123",
-        b"C0123\0\0\0\0\0\0",
-        b"S0123\0\0\0\0\0\0\0\x03000000000000000",
-        b"F0123\0\0\0\0\0\0\0",
-        b"\xff\xff",
-    ];
+    let hand = Hand::on(&redis).await;
+    let scope = scope();
+    let token = token();
     let mut keys = Vec::new();
-    for (number, bytes) in (1..).zip(spoilt) {
+    for (number, bytes) in (1..).zip(SPOILT) {
         let key = key(&scope, number);
         hand.spoil(&key, bytes).await;
         keys.push(key);
@@ -327,7 +337,9 @@ async fn what_is_no_record_is_an_error_and_stays_untouched() {
 async fn a_demoted_primary_answers_nothing() {
     let server = RedisServer::start().await;
     let store = RedisStore::connect(server.url()).await.unwrap();
-    let (hand, scope, owner) = (Hand::on(&server).await, scope(), token());
+    let hand = Hand::on(&server).await;
+    let scope = scope();
+    let owner = token();
     let keys: Vec<_> = (0..600).map(|number| key(&scope, number)).collect();
     let complete_all = keys.iter().map(|key| Command {
         key: key.clone(),
@@ -369,10 +381,8 @@ async fn a_demoted_primary_answers_nothing() {
     for _ in 0..10_000 {
         assert!(apply(&store, &keys[0], claim(token())).await.is_err());
     }
-    let (most, tries) = (
-        10 + 10 * start.elapsed().as_secs(),
-        connections().await - before,
-    );
+    let most = 10 + 10 * start.elapsed().as_secs();
+    let tries = connections().await - before;
     assert!(
         tries <= most,
         "{tries} connections in {:?}",
@@ -412,158 +422,6 @@ async fn who_cannot_connect_is_told_why_but_no_secret() {
         .await
         .unwrap();
     assert!(!format!("{right:?}").contains("right"));
-}
-
-#[tokio::test]
-async fn the_fewest_rights_are_enough() {
-    let server = RedisServer::start().await;
-    let hand = Hand::on(&server).await;
-    let (scope, owner) = (scope(), token());
-    let rules = RedisStore::connect(server.url())
-        .await
-        .unwrap()
-        .acl_rules(&scope);
-    let rules: Vec<&str> = rules.split(' ').collect();
-    let manual = include_str!("../../../docs/REDIS.md");
-    let documented = rules.join(" ").replace(scope.as_str(), "billing");
-    assert!(
-        manual.contains(&format!("ACL SETUSER billing on >password {documented}\n")),
-        "{documented}"
-    );
-    let () = hand
-        .ask(
-            &[
-                &["ACL", "SETUSER", "billing", "on", ">right"],
-                rules.as_slice(),
-            ]
-            .concat(),
-        )
-        .await;
-    let address = server.url().trim_start_matches("redis://").to_owned();
-    let store = RedisStore::connect(&format!("redis://billing:right@{address}"))
-        .await
-        .unwrap();
-    store.check().await.unwrap();
-    assert_eq!(
-        store.describe(&scope, None, "descriptor").await.unwrap(),
-        "descriptor"
-    );
-    let own = key(&scope, 1);
-    assert!(is_granted(&apply(&store, &own, claim(owner)).await));
-    assert_eq!(apply(&store, &own, extend(owner)).await.unwrap(), HELD);
-    assert_eq!(apply(&store, &own, release(owner)).await.unwrap(), HELD);
-    assert!(
-        store.read(vec![own.clone()]).await[0]
-            .as_ref()
-            .unwrap()
-            .is_some()
-    );
-    assert_eq!(store.prefetch(vec![own.clone(), own]).await.len(), 2);
-    // Another scope's records are out of reach.
-    let foreign = key(&crate::hand::scope(), 1);
-    let refused = apply(&store, &foreign, claim(owner)).await.unwrap_err();
-    assert_eq!(refused.class(), "refused", "{refused}");
-}
-
-// invariant: neighbours-in-a-batch
-#[tokio::test]
-async fn a_key_that_is_forbidden_or_no_record_is_no_matter_of_those_it_travels_with() {
-    let server = RedisServer::start().await;
-    let hand = Hand::on(&server).await;
-    let (scope, owner) = (scope(), token());
-    let rules = RedisStore::connect(server.url())
-        .await
-        .unwrap()
-        .acl_rules(&scope);
-    let words = ["ACL", "SETUSER", "billing", "on", ">right"]
-        .into_iter()
-        .chain(rules.split(' '));
-    let () = hand.ask(&words.collect::<Vec<&str>>()).await;
-    let store = RedisStore::connect(&server.url().replace("redis://", "redis://billing:right@"))
-        .await
-        .unwrap();
-    let (spoilt, forbidden) = (key(&scope, 0), key(&crate::hand::scope(), 0));
-    let () = hand.ask(&["RPUSH", spoilt.as_str(), "no record"]).await;
-    let word = |reply: &Result<Reply, StoreError>| match reply {
-        Ok(Reply::Verdict {
-            verdict: Verdict::Granted(_),
-            ..
-        }) => "granted",
-        Ok(Reply::Applied { recreated: false }) => "held",
-        Ok(_) => "something else",
-        Err(error) => error.class(),
-    };
-    // The second time, nothing keeps the others from travelling in one call.
-    for last in [forbidden, key(&scope, 5)] {
-        let keys = [key(&scope, 1), spoilt.clone(), key(&scope, 2), last.clone()];
-        let fate = |sound| {
-            if last.scope() == scope.as_str() {
-                sound
-            } else {
-                "refused"
-            }
-        };
-        for (operation, sound) in [
-            (claim(owner), "granted"),
-            (complete(owner, b"done"), "held"),
-        ] {
-            let command = |key: &StoreKey| Command {
-                key: key.clone(),
-                operation: operation.clone(),
-            };
-            let replies = store.execute(keys.iter().map(command).collect()).await;
-            let words: Vec<&str> = replies.iter().map(word).collect();
-            assert_eq!(
-                words,
-                [sound, "unreadable", sound, fate(sound)],
-                "{replies:?}"
-            );
-        }
-        let () = hand.ask(&["DEL", keys[0].as_str(), keys[2].as_str()]).await;
-    }
-}
-
-// invariant: server-not-trusted
-#[tokio::test]
-async fn each_right_that_is_missing_is_missed_before_the_first_message() {
-    let server = RedisServer::start().await;
-    let hand = Hand::on(&server).await;
-    let (scope, all) = (scope(), RedisStore::connect(server.url()).await.unwrap());
-    let rules = all.acl_rules(&scope);
-    let url = server.url().replace("redis://", "redis://billing:right@");
-    let rights: Vec<&str> = rules
-        .split(' ')
-        .filter(|rule| rule.starts_with(['+', '~']))
-        .collect();
-    assert!(rights.len() > 8);
-    for missing in rights {
-        let granted = rules.split(' ').filter(|rule| *rule != missing);
-        let words: Vec<&str> = ["ACL", "SETUSER", "billing", "reset", "on", ">right"]
-            .into_iter()
-            .chain(granted)
-            .collect();
-        let () = hand.ask(&words).await;
-        // Also of the record that the check of the rights writes: it stays for a second.
-        let () = hand.ask(&["FLUSHALL"]).await;
-        let opened = async {
-            let store = RedisStore::connect(&url).await?;
-            store.check().await?;
-            store.describe(&scope, None, "descriptor").await
-        };
-        let refused = opened.await.expect_err(missing);
-        assert_eq!(refused.class(), "refused", "{missing}: {refused}");
-        let left: usize = hand.ask(&["DBSIZE"]).await;
-        assert!(
-            left <= 1,
-            "{missing}: one record at most is left behind, not {left}"
-        );
-        // Before the scope is known, the server's own words name the command.
-        let connecting = ["+script|load", "+info"].contains(&missing);
-        assert!(
-            connecting || refused.to_string().contains(&rules),
-            "{missing}: {refused}"
-        );
-    }
 }
 
 #[tokio::test]

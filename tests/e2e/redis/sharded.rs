@@ -51,7 +51,8 @@ async fn after_the_first_refusal_of_keys_in_several_slots_each_key_is_asked_for_
     let proxy = Proxy::before(cluster.node(0)).await;
     proxy.rewrite("cluster_enabled:1", "cluster_enabled:0");
     let store = RedisStore::connect(&proxy.url()).await.unwrap();
-    let (hand, scope) = (Hand::on(cluster.node(0)).await, scope());
+    let hand = Hand::on(cluster.node(0)).await;
+    let scope = scope();
     claim_and_complete(&store, &scope, 0).await;
     assert_eq!(
         hand.errors("CROSSSLOT").await,

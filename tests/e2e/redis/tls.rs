@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use oncegate::redis::{RedisBuilder, RedisStore};
+use oncegate_core::key::Scope;
 use oncegate_core::rules::{Reply, Verdict};
 use oncegate_core::store::Store;
 use oncegate_testkit::{
@@ -37,17 +38,16 @@ async fn server_with(
 // invariant: server-not-trusted
 #[tokio::test]
 async fn a_server_is_believed_when_its_certificate_names_it_and_its_authority_is_known() {
-    let (certificates, port) = (
-        Certificates::for_names("DNS:localhost"),
-        LoopbackPort::reserve(),
-    );
+    let certificates = Certificates::for_names("DNS:localhost");
+    let port = LoopbackPort::reserve();
     let _server = server(&certificates, &port).await;
     let at = |host: &str| format!("rediss://{host}:{}", port.number());
     // Handshakes take their time on a busy machine.
     let builder = |url: &str| RedisStore::builder(url).connect_timeout(Duration::from_secs(60));
     let known = |url: &str| builder(url).tls_root(certificates.authority()).connect();
     let store = known(&at("localhost")).await.unwrap();
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     let key = key(&scope, 1);
     apply(&store, &key, claim(owner)).await.unwrap();
     assert_eq!(
@@ -95,7 +95,8 @@ async fn a_server_is_believed_when_its_certificate_names_it_and_its_authority_is
 // invariant: server-not-trusted
 #[tokio::test]
 async fn an_expired_certificate_is_named_as_the_reason() {
-    let (certificates, port) = (by_address(), LoopbackPort::reserve());
+    let certificates = by_address();
+    let port = LoopbackPort::reserve();
     certificates.let_expire();
     let _server = server(&certificates, &port).await;
     let url = format!("rediss://127.0.0.1:{}", port.number());
@@ -109,7 +110,8 @@ async fn an_expired_certificate_is_named_as_the_reason() {
 // invariant: rotation-under-load
 #[tokio::test(flavor = "multi_thread")]
 async fn the_file_with_the_authority_is_read_for_each_connection() {
-    let (first, second) = (by_address(), by_address());
+    let first = by_address();
+    let second = by_address();
     let port = LoopbackPort::reserve();
     let server = server(&first, &port).await;
     let folder = tempfile::tempdir().unwrap();
@@ -120,14 +122,17 @@ async fn the_file_with_the_authority_is_read_for_each_connection() {
         .connect_timeout(LIMIT)
         .tls_root_file(&file);
     let store = builder.clone().connect().await.unwrap();
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     let key = key(&scope, 1);
     until_answered(&store, &key, &claim(owner)).await;
 
     // The server gets a certificate of another authority, and every connection ends.
     let hand = crate::hand::Hand::on(&server).await;
     let new = |name: &str| second.file(name).display().to_string();
-    let (certificate, secret, authority) = (new("server.pem"), new("server.key"), new("ca.pem"));
+    let certificate = new("server.pem");
+    let secret = new("server.key");
+    let authority = new("ca.pem");
     let files = [
         "tls-cert-file",
         &certificate,
@@ -191,7 +196,8 @@ async fn a_cluster_is_reached_by_tls_and_so_is_every_node_that_it_names() {
     // The others are known from its answer alone.
     let url = cluster.tls_url().split(',').next().unwrap().to_owned();
     let store = builder(&url, &certificates).connect().await.unwrap();
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     for number in 0..60 {
         let key = key(&scope, number);
         until_answered(&store, &key, &claim(owner)).await;
@@ -220,7 +226,8 @@ async fn sentinels_and_the_primary_that_they_name_are_reached_by_tls_also_after_
         .connect()
         .await
         .unwrap();
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     let key = key(&scope, 1);
     until_answered(&store, &key, &claim(owner)).await;
     watched.fail_over().await;
@@ -266,14 +273,16 @@ async fn a_password_in_plain_text_to_another_machine_is_warned_about() {
 
 #[tokio::test]
 async fn a_server_that_demands_a_certificate_of_its_clients_gets_one() {
-    let (certificates, port) = (by_address(), LoopbackPort::reserve());
+    let certificates = by_address();
+    let port = LoopbackPort::reserve();
     let _server = server_with(&certificates, &port, &["--tls-auth-clients", "yes"]).await;
     let url = format!("rediss://127.0.0.1:{}", port.number());
     let with = |of: &Certificates| {
         builder(&url, &certificates).tls_client(of.file("server.pem"), of.file("server.key"))
     };
     let store = with(&certificates).connect().await.unwrap();
-    let (scope, owner) = (scope(), token());
+    let scope = scope();
+    let owner = token();
     apply(&store, &key(&scope, 1), claim(owner)).await.unwrap();
 
     let stranger = Certificates::for_names("IP:127.0.0.1");
@@ -290,6 +299,39 @@ async fn a_server_that_demands_a_certificate_of_its_clients_gets_one() {
     );
 }
 
+/// Completes one key after another until it is over. Returns their number.
+async fn load(store: &RedisStore, scope: &Scope, done: &AtomicU32, over: &AtomicBool) -> u128 {
+    let mut number = 0;
+    while !over.load(Ordering::Relaxed) {
+        let key = key(scope, number);
+        let owner = token();
+        for operation in [claim(owner), complete(owner, b"done")] {
+            until("an answer", LIMIT, async || {
+                apply(store, &key, operation.clone())
+                    .await
+                    .map(drop)
+                    .map_err(|error| error.to_string())
+            })
+            .await;
+        }
+        number += 1;
+        done.fetch_add(1, Ordering::Relaxed);
+    }
+    number
+}
+
+/// Waits until ten more keys are done.
+async fn ten_more(done: &AtomicU32) {
+    let target = done.load(Ordering::Relaxed) + 10;
+    until("more records", LIMIT, async || {
+        match done.load(Ordering::Relaxed) {
+            done if done >= target => Ok(()),
+            done => Err(format!("{done} of {target}")),
+        }
+    })
+    .await;
+}
+
 // invariant: rotation-under-load
 #[tokio::test(flavor = "multi_thread")]
 async fn a_password_that_changes_under_load_loses_nothing() {
@@ -304,37 +346,11 @@ async fn a_password_that_changes_under_load_loses_nothing() {
     let url = format!("redis://billing@127.0.0.1:{}", server.port());
     let connect = || RedisStore::builder(&url).password_file(&password).connect();
     let store = connect().await.unwrap();
-    let (scope, over, done) = (scope(), AtomicBool::new(false), AtomicU32::new(0));
-    let load = async {
-        let mut number = 0;
-        while !over.load(Ordering::Relaxed) {
-            let (key, owner) = (key(&scope, number), token());
-            for operation in [claim(owner), complete(owner, b"done")] {
-                until("an answer", LIMIT, async || {
-                    apply(&store, &key, operation.clone())
-                        .await
-                        .map(drop)
-                        .map_err(|error| error.to_string())
-                })
-                .await;
-            }
-            number += 1;
-            done.fetch_add(1, Ordering::Relaxed);
-        }
-        number
-    };
-    let more = async || {
-        let target = done.load(Ordering::Relaxed) + 10;
-        until("more records", LIMIT, async || {
-            match done.load(Ordering::Relaxed) {
-                done if done >= target => Ok(()),
-                done => Err(format!("{done} of {target}")),
-            }
-        })
-        .await;
-    };
+    let scope = scope();
+    let over = AtomicBool::new(false);
+    let done = AtomicU32::new(0);
     let rotate = async {
-        more().await;
+        ten_more(&done).await;
         for next in ["second", "third"] {
             let () = hand
                 .ask(&[
@@ -355,11 +371,11 @@ async fn a_password_that_changes_under_load_loses_nothing() {
             until("the former password to be refused", LIMIT, refused).await;
             std::fs::write(password.with_extension("next"), next).unwrap();
             std::fs::rename(password.with_extension("next"), &password).unwrap();
-            more().await;
+            ten_more(&done).await;
         }
         over.store(true, Ordering::Relaxed);
     };
-    let (count, ()) = tokio::join!(load, rotate);
+    let (count, ()) = tokio::join!(load(&store, &scope, &done, &over), rotate);
     for number in 0..count {
         let reply = apply(&store, &key(&scope, number), claim(token()))
             .await

@@ -49,7 +49,8 @@ async fn a_folder_conforms() {
 #[tokio::test]
 async fn results_come_back_and_are_swept_when_their_records_are_over() {
     let place = tempdir().unwrap();
-    let (folder, scope) = (place.path().join("results"), unique("folder"));
+    let folder = place.path().join("results");
+    let scope = unique("folder");
     let gate = gate(&scope, ObjectResults::folder(&folder).unwrap());
     let first = complete(&gate, 1).await;
     let [file] = &files(&folder, &scope)[..] else {
@@ -62,10 +63,8 @@ async fn results_come_back_and_are_swept_when_their_records_are_over() {
     );
 
     // What a killed process was writing, and what another one writes just now.
-    let (dead, alive) = (
-        file.with_extension("dead#1"),
-        file.with_extension("alive#1"),
-    );
+    let dead = file.with_extension("dead#1");
+    let alive = file.with_extension("alive#1");
     fs::write(&dead, b"half").unwrap();
     fs::write(&alive, b"half").unwrap();
     age(&dead, 4 * DAY);

@@ -67,13 +67,14 @@ async fn results_come_back_from_s3_and_damage_is_seen() {
 async fn old_objects_are_swept_and_fresh_ones_stay() {
     let server = MotoServer::start().await;
     let bucket = Bucket::create(server.endpoint()).await;
-    let (results, scope) = (results(&server, &bucket), Scope::new(unique("s3")).unwrap());
+    let results = results(&server, &bucket);
+    let scope = Scope::new(unique("s3")).unwrap();
     // More than one request lists or deletes.
     let put = async |n| {
         results
             .put(&format!("{scope}/ab/old.{n}"), b"old".as_slice().into())
             .await
-            .unwrap()
+            .unwrap();
     };
     let old = (0..1_010).map(&put);
     stream::iter(old)
@@ -85,17 +86,16 @@ async fn old_objects_are_swept_and_fresh_ones_stay() {
         .put(&format!("{scope}2/ab/old"), b"old".as_slice().into())
         .await
         .unwrap();
-    let (deadline, age) = (
-        Instant::now() + Duration::from_secs(300),
-        Duration::from_secs(2),
-    );
+    let deadline = Instant::now() + Duration::from_secs(300);
+    let age = Duration::from_secs(2);
     let fresh = async || {
         results
             .put(&format!("{scope}/ab/fresh"), b"fresh".as_slice().into())
             .await
-            .unwrap()
+            .unwrap();
     };
-    let (mut deleted, mut late) = (0, 0);
+    let mut deleted = 0;
+    let mut late = 0;
     // The server's clock decides, in whole seconds: ask until it finds them old.
     while deleted < 1_010 {
         assert!(

@@ -111,7 +111,8 @@ fn no_bytes_break_the_protobuf_decoder() {
 
 #[tokio::test]
 async fn no_bytes_break_the_framings_of_a_registry() {
-    let (kafka, registry) = (Kafka::shared().await, SchemaRegistry::start().await);
+    let kafka = Kafka::shared().await;
+    let registry = SchemaRegistry::start().await;
     let format = Arc::new(SchemaFormat::registry(Registry::new(&registry.url())).unwrap());
     let key = Key::payload().format(Arc::clone(&format) as Arc<_>);
     let key = key.compile(&Scope::new("billing").unwrap()).unwrap();

@@ -9,233 +9,25 @@
     reason = "a test that cannot go on has failed"
 )]
 
+mod payments;
+mod postgres;
 mod unseen;
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use oncegate::admin::{self, AcceptedLoss};
+use oncegate::admin;
 use oncegate::core::key::Scope;
-use oncegate::core::store::{Halt, Store};
-use oncegate::kafka::KafkaSource;
-use oncegate::postgres::PostgresStore;
+use oncegate::core::store::Store;
 use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
-use oncegate::{
-    Attempt, Consumer, ConsumerError, Entry, Gate, GateError, Key, Message, Monitor, OnStoreLoss,
-    Origin,
-};
-use oncegate_testkit::{
-    Kafka, Postgres, PostgresServer, Proxy, Record, Redis, RedisCluster, RedisServer, Watched,
-    unique, until,
-};
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use oncegate::{Entry, Gate, GateError, Message, OnStoreLoss, Origin};
+use oncegate_testkit::{Redis, RedisCluster, RedisServer, unique, until};
+
+use self::payments::Payments;
 
 const LIMIT: Duration = Duration::from_secs(240);
-const PARTITIONS: i32 = 2;
 const MESSAGES: u64 = 60;
-
-/// A topic of payments, and how often handlers ran.
-struct Payments {
-    kafka: Kafka,
-    topic: String,
-    scope: Scope,
-    runs: Arc<AtomicU64>,
-}
-
-/// A consumer in this process.
-struct Process {
-    watched: Arc<Watched>,
-    monitor: Monitor,
-    stop: oneshot::Sender<()>,
-    running: JoinHandle<Result<(), ConsumerError>>,
-}
-
-impl Process {
-    async fn stop(self) {
-        _ = self.stop.send(());
-        self.running
-            .await
-            .expect("it does not panic")
-            .expect("it stops well");
-    }
-
-    /// Waits until it has been refused because of the loss.
-    async fn is_refused(&self) {
-        until("claims to be refused", LIMIT, async || {
-            match self.watched.get("store_errors", "refused") {
-                0 => Err(format!(
-                    "{} losses noticed",
-                    self.watched.total("store_losses")
-                )),
-                _ => Ok(()),
-            }
-        })
-        .await;
-    }
-}
-
-impl Process {
-    /// Waits until it is not ready because its scope is halted, though it receives no message.
-    async fn is_not_ready(&self) {
-        until(
-            "an idle consumer of a halted scope to be unready",
-            LIMIT,
-            async || {
-                let health = self.monitor.health();
-                let says_so = health
-                    .reasons()
-                    .iter()
-                    .any(|reason| reason.to_string().contains("accept-loss"));
-                if says_so && !health.is_ready() {
-                    Ok(())
-                } else {
-                    Err(health.to_string())
-                }
-            },
-        )
-        .await;
-    }
-}
-
-impl Payments {
-    async fn new() -> Self {
-        let kafka = Kafka::shared().await;
-        let topic = kafka.new_topic("loss", PARTITIONS).await;
-        let scope = Scope::new(unique("loss")).unwrap();
-        let payments = Self {
-            kafka,
-            topic,
-            scope,
-            runs: Arc::default(),
-        };
-        payments.produce().await;
-        payments
-    }
-
-    /// The same payments once more.
-    async fn produce(&self) {
-        let records =
-            (0..MESSAGES).map(|id| Record::new(format!(r#"{{"id":{id}}}"#)).key(id.to_string()));
-        self.kafka.produce(&self.topic, records).await;
-    }
-
-    fn gate(&self, store: impl Store + 'static, on_loss: OnStoreLoss) -> Gate {
-        Gate::new(self.scope.as_str(), Key::json(["id"]), store).on_store_loss(on_loss)
-    }
-
-    fn start(&self, group: &str, store: impl Store + 'static, on_loss: OnStoreLoss) -> Process {
-        let runs = Arc::clone(&self.runs);
-        let handler = move |_: Message, _: Attempt| {
-            runs.fetch_add(1, Relaxed);
-            std::future::ready(Ok(()))
-        };
-        let watched = Watched::new();
-        let source = KafkaSource::new(self.kafka.bootstrap(), group, [self.topic.as_str()]);
-        let consumer = Consumer::new(source, self.gate(store, on_loss), handler);
-        let consumer = consumer.observer(Arc::clone(&watched) as _);
-        let monitor = consumer.monitor();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-        Process {
-            watched,
-            monitor,
-            stop,
-            running,
-        }
-    }
-
-    /// Runs every payment once, and commits.
-    async fn run_all(&self, group: &str, store: impl Store + 'static) {
-        let process = self.start(group, store, OnStoreLoss::Halt);
-        process.watched.until("acks", MESSAGES).await;
-        // What goes with the commits is a sequence number that an earlier look has seen.
-        self.is_kept_at_a_sequence(group).await;
-        process.stop().await;
-        assert_eq!(self.runs(), MESSAGES);
-    }
-
-    /// Waits until the broker keeps a position of the store that this process has reached by its
-    /// completions.
-    async fn is_kept_at_a_sequence(&self, group: &str) {
-        let is_ahead = |annotation: &String| {
-            let position = annotation
-                .split(' ')
-                .find_map(|word| word.strip_prefix(&format!("{}=", self.scope)));
-            position
-                .and_then(|position| position.split_once(':'))
-                .is_some_and(|(_, sequence)| sequence != "0")
-        };
-        until(
-            "a position of the store to be committed",
-            LIMIT,
-            async || {
-                // A commit needs something to commit.
-                self.kafka
-                    .produce(&self.topic, [Record::new(r#"{"id":0}"#).key("0")])
-                    .await;
-                let kept = self.kafka.commit_metadata(group, &self.topic).await;
-                kept.iter()
-                    .any(is_ahead)
-                    .then_some(())
-                    .ok_or(format!("{kept:?}"))
-            },
-        )
-        .await;
-    }
-
-    fn runs(&self) -> u64 {
-        self.runs.load(Relaxed)
-    }
-
-    /// Waits for the halt: a process refuses claims before it has written it.
-    async fn halt(&self, store: &dyn Store) -> Halt {
-        until("the scope to be halted", LIMIT, async || {
-            admin::halt_of(store, &self.scope)
-                .await
-                .unwrap()
-                .ok_or("it is not".to_owned())
-        })
-        .await
-    }
-
-    async fn reason(&self, store: &dyn Store) -> String {
-        self.halt(store).await.reason
-    }
-
-    async fn accept(&self, store: &dyn Store) {
-        let halt = self.halt(store).await;
-        let accepted = admin::accept_loss(store, &self.scope, &halt).await.unwrap();
-        assert!(
-            matches!(accepted, AcceptedLoss::Accepted(_)),
-            "{accepted:?}"
-        );
-    }
-
-    /// A process that starts now, with nothing but the group's commits and the store, runs nothing
-    /// until the loss is accepted; then it runs what was lost, and counts it.
-    async fn notices_at_the_start<S: Store + Clone + 'static>(&self, group: &str, store: S) {
-        let before = self.runs();
-        self.produce().await;
-        let process = self.start(group, store.clone(), OnStoreLoss::Halt);
-        process.is_refused().await;
-        assert_eq!(
-            (self.runs(), process.watched.total("acks")),
-            (before, 0),
-            "it ran again"
-        );
-        let reason = self.reason(&store).await;
-        assert!(reason.contains("consumer group"), "{reason}");
-
-        self.accept(&store).await;
-        process.watched.until("acks", MESSAGES).await;
-        process.stop().await;
-        assert_eq!(admin::halt_of(&store, &self.scope).await.unwrap(), None);
-    }
-}
 
 fn payment(id: u64) -> Message {
     Message::new(
@@ -271,7 +63,8 @@ async fn flush(redis: &Redis) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_emptied_redis_is_noticed_by_idle_members_and_by_those_that_answered_duplicates_alone() {
-    let (server, payments) = (RedisServer::start().await, Payments::new().await);
+    let server = RedisServer::start().await;
+    let payments = Payments::new().await;
     let connect = async || RedisStore::connect(server.url()).await.unwrap();
     let group = unique("loss");
     payments.run_all(&group, connect().await).await;
@@ -327,7 +120,8 @@ async fn an_emptied_redis_is_noticed_by_idle_members_and_by_those_that_answered_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_came_back_empty_is_noticed_by_a_process_that_starts_afterwards() {
-    let (mut server, payments) = (RedisServer::start().await, Payments::new().await);
+    let mut server = RedisServer::start().await;
+    let payments = Payments::new().await;
     let group = unique("loss");
     payments
         .run_all(&group, RedisStore::connect(server.url()).await.unwrap())
@@ -351,8 +145,10 @@ async fn a_redis_that_came_back_empty_is_noticed_by_a_process_that_starts_afterw
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_that_is_new_to_oncegate_or_to_the_scope_raises_no_alarm_and_a_move_to_another_store_does()
  {
-    let (first, second) = (RedisServer::start().await, RedisServer::start().await);
-    let (mut payments, group) = (Payments::new().await, unique("loss"));
+    let first = RedisServer::start().await;
+    let second = RedisServer::start().await;
+    let mut payments = Payments::new().await;
+    let group = unique("loss");
     // The group has committed without oncegate.
     payments.kafka.commit(&group, &payments.topic, 0, 1).await;
     let runs = MESSAGES - 1;
@@ -388,7 +184,8 @@ async fn a_group_that_is_new_to_oncegate_or_to_the_scope_raises_no_alarm_and_a_m
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fleet_that_may_go_on_counts_one_loss_for_each_process() {
-    let (server, payments) = (RedisServer::start().await, Payments::new().await);
+    let server = RedisServer::start().await;
+    let payments = Payments::new().await;
     let connect = async || RedisStore::connect(server.url()).await.unwrap();
     let groups = [unique("loss"), unique("loss")];
     let mut processes = Vec::new();
@@ -417,7 +214,8 @@ async fn a_fleet_that_may_go_on_counts_one_loss_for_each_process() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_emptied_shard_of_a_cluster_is_noticed_by_a_process_that_starts_afterwards() {
-    let (mut cluster, payments) = (RedisCluster::start().await, Payments::new().await);
+    let mut cluster = RedisCluster::start().await;
+    let payments = Payments::new().await;
     let gate = payments.gate(
         RedisStore::connect(&cluster.url()).await.unwrap(),
         OnStoreLoss::Halt,
@@ -452,204 +250,11 @@ async fn an_emptied_shard_of_a_cluster_is_noticed_by_a_process_that_starts_after
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backup_of_postgresql_that_was_put_back_is_noticed_by_running_processes_and_by_later_ones()
- {
-    let (server, payments) = (PostgresServer::start().await, Payments::new().await);
-    let database = server.database().await;
-    let (_, name) = database.url().rsplit_once('/').unwrap();
-    let group = unique("loss");
-    // The backup has the scope, and none of its records.
-    let first = PostgresStore::connect(database.url()).await.unwrap();
-    first.create_schema().await.unwrap();
-    payments
-        .gate(first, OnStoreLoss::Halt)
-        .open()
-        .await
-        .unwrap();
-    copy_database(&server, name, "backup").await;
-    payments
-        .run_all(
-            &group,
-            PostgresStore::connect(database.url()).await.unwrap(),
-        )
-        .await;
-    let running = payments.gate(
-        PostgresStore::connect(database.url()).await.unwrap(),
-        OnStoreLoss::Halt,
-    );
-    running.open().await.unwrap();
-    restore_database(&server, name, "backup").await;
-
-    let refused = until_refused(&running, 1_000_000).await;
-    assert!(refused.contains("accept-loss"), "{refused}");
-    let store = PostgresStore::connect(database.url()).await.unwrap();
-    payments.accept(&store).await;
-    drop(running);
-    // Once more, with no consumer running.
-    restore_database(&server, name, "backup").await;
-    payments
-        .notices_at_the_start(
-            &group,
-            PostgresStore::connect(database.url()).await.unwrap(),
-        )
-        .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_standby_of_postgresql_that_lagged_is_noticed_when_it_takes_over_and_one_that_did_not_lag_raises_no_alarm()
- {
-    for lags in [false, true] {
-        let (mut primary, payments) = (PostgresServer::start().await, Payments::new().await);
-        PostgresStore::connect(primary.url())
-            .await
-            .unwrap()
-            .create_schema()
-            .await
-            .unwrap();
-        let standby = PostgresServer::standby_of(&primary).await;
-        let front = Proxy::before_address(address(primary.url())).await;
-        let url = primary
-            .url()
-            .replace(&address(primary.url()), &front.address().to_string());
-        let group = unique("loss");
-        payments
-            .gate(
-                PostgresStore::connect(&url).await.unwrap(),
-                OnStoreLoss::Halt,
-            )
-            .open()
-            .await
-            .unwrap();
-        caught_up(&primary, &standby).await;
-        let witness = standby.connection().await;
-        if lags {
-            witness
-                .batch_execute("ALTER SYSTEM SET primary_conninfo = ''")
-                .await
-                .unwrap();
-            witness
-                .batch_execute("SELECT pg_reload_conf()")
-                .await
-                .unwrap();
-            until("the standby to follow no more", LIMIT, async || {
-                let followed = "SELECT count(*) FROM pg_stat_wal_receiver";
-                let receivers: i64 = witness.query_one(followed, &[]).await.unwrap().get(0);
-                if receivers == 0 {
-                    Ok(())
-                } else {
-                    Err("it does".to_owned())
-                }
-            })
-            .await;
-        }
-        payments
-            .run_all(&group, PostgresStore::connect(&url).await.unwrap())
-            .await;
-        let running = payments.gate(
-            PostgresStore::connect(&url).await.unwrap(),
-            OnStoreLoss::Halt,
-        );
-        running.open().await.unwrap();
-        if !lags {
-            caught_up(&primary, &standby).await;
-        }
-        primary.kill();
-        witness.batch_execute("SELECT pg_promote()").await.unwrap();
-        front.point_at_address(address(standby.url()));
-        if lags {
-            assert!(
-                until_refused(&running, 1_000_000)
-                    .await
-                    .contains("accept-loss")
-            );
-            continue;
-        }
-        // A later sequence number shows that looks have gone on.
-        payments.produce().await;
-        let process = payments.start(
-            &group,
-            PostgresStore::connect(&url).await.unwrap(),
-            OnStoreLoss::Halt,
-        );
-        process.watched.until("acks", MESSAGES).await;
-        assert_eq!(process.watched.total("store_losses"), 0);
-        assert!(matches!(
-            running.enter(&payment(3_000_000)).await,
-            Ok(Entry::Granted(_))
-        ));
-        process.stop().await;
-        assert_eq!(payments.runs(), MESSAGES);
-    }
-}
-
-/// The host and port of a URL.
-fn address(url: &str) -> String {
-    let (_, rest) = url.split_once('@').unwrap();
-    rest.split_once('/').unwrap().0.to_owned()
-}
-
-/// Waits until the standby has replayed what the primary has written by now.
-async fn caught_up(primary: &Postgres, standby: &Postgres) {
-    let written: String = primary
-        .connection()
-        .await
-        .query_one("SELECT pg_current_wal_lsn()::text", &[])
-        .await
-        .unwrap()
-        .get(0);
-    let standby = standby.connection().await;
-    until("the standby to catch up", LIMIT, async || {
-        let replayed = "SELECT coalesce(pg_last_wal_replay_lsn() >= $1::text::pg_lsn, false)";
-        let is_there: bool = standby
-            .query_one(replayed, &[&written])
-            .await
-            .unwrap()
-            .get(0);
-        if is_there {
-            Ok(())
-        } else {
-            Err(format!("not at {written} yet"))
-        }
-    })
-    .await;
-}
-
-async fn copy_database(server: &Postgres, from: &str, to: &str) {
-    let admin = server.connection().await;
-    until("the database to be free", LIMIT, async || {
-        end_sessions(&admin, from).await;
-        let copied = admin
-            .batch_execute(&format!("CREATE DATABASE {to} TEMPLATE {from}"))
-            .await;
-        copied.map_err(|error| format!("{error:?}"))
-    })
-    .await;
-}
-
-async fn restore_database(server: &Postgres, name: &str, backup: &str) {
-    let admin = server.connection().await;
-    until("the database to be free", LIMIT, async || {
-        let dropped = admin
-            .batch_execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
-            .await;
-        dropped.map_err(|error| format!("{error:?}"))
-    })
-    .await;
-    copy_database(server, backup, name).await;
-}
-
-async fn end_sessions(admin: &tokio_postgres::Client, database: &str) {
-    let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1";
-    admin.query(end, &[&database]).await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_file_of_sqlite_that_was_put_back_is_noticed_by_running_processes_and_by_later_ones() {
-    let (folder, payments) = (tempfile::tempdir().unwrap(), Payments::new().await);
-    let (file, backup) = (
-        folder.path().join("records.db"),
-        folder.path().join("backup.db"),
-    );
+    let folder = tempfile::tempdir().unwrap();
+    let payments = Payments::new().await;
+    let file = folder.path().join("records.db");
+    let backup = folder.path().join("backup.db");
     let group = unique("loss");
     payments
         .gate(SqliteStore::open(&file).await.unwrap(), OnStoreLoss::Halt)

@@ -3,13 +3,23 @@
 
 // invariant (all tests): run-after-loss
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
 use deadpool_postgres::{Manager, Pool};
-use oncegate::Completion;
-use oncegate_testkit::ProxyMode as Mode;
+use oncegate::core::key::Scope;
+use oncegate::core::store::Store;
+use oncegate::postgres::PostgresStore;
+use oncegate::redis::RedisStore;
+use oncegate::{Completion, Entry, Gate, GateError, OnStoreLoss};
+use oncegate_testkit::{Postgres, PostgresServer, Proxy, ProxyMode as Mode, RedisServer, until};
 use redis::aio::MultiplexedConnection;
 use tokio_postgres::NoTls;
 
-use super::*;
+use super::payments::Payments;
+use super::postgres::{address, caught_up};
+use super::{LIMIT, payment, until_refused};
 
 /// The sequence number of the scope in the store.
 async fn sequence(store: &dyn Store, scope: &Scope) -> u64 {
@@ -43,7 +53,8 @@ async fn complete_until_refused(gate: Gate, completed: Arc<AtomicU64>) -> String
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_that_lagged_for_a_moment_is_noticed_by_a_process_that_never_pauses() {
-    let (mut primary, payments) = (PostgresServer::start().await, Payments::new().await);
+    let mut primary = PostgresServer::start().await;
+    let payments = Payments::new().await;
     let direct = PostgresStore::connect(primary.url()).await.unwrap();
     direct.create_schema().await.unwrap();
     let standby = PostgresServer::standby_of(&primary).await;
@@ -133,7 +144,8 @@ async fn lead_to(front: &Proxy, former: &PostgresServer, next: &PostgresServer) 
 // invariant: loss-undetected
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_descriptor_of_a_standby_is_no_loss() {
-    let (primary, payments) = (PostgresServer::start().await, Payments::new().await);
+    let primary = PostgresServer::start().await;
+    let payments = Payments::new().await;
     let direct = PostgresStore::connect(primary.url()).await.unwrap();
     direct.create_schema().await.unwrap();
     let standby = PostgresServer::standby_of(&primary).await;
@@ -197,10 +209,8 @@ async fn an_old_descriptor_of_a_standby_is_no_loss() {
 /// Records and descriptors are in two tables.
 #[tokio::test(flavor = "multi_thread")]
 async fn deleted_records_are_noticed_by_a_process_that_knows_one() {
-    let (database, payments) = (
-        Postgres::shared().await.database().await,
-        Payments::new().await,
-    );
+    let database = Postgres::shared().await.database().await;
+    let payments = Payments::new().await;
     let store = PostgresStore::connect(database.url()).await.unwrap();
     store.create_schema().await.unwrap();
     let gate = payments.gate(store.clone(), OnStoreLoss::Halt);
@@ -238,7 +248,8 @@ async fn until_completed(completed: &AtomicU64, count: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_only_answers_duplicates_notices_that_a_record_which_answered_one_is_gone() {
-    let (server, payments) = (RedisServer::start().await, Payments::new().await);
+    let server = RedisServer::start().await;
+    let payments = Payments::new().await;
     let connect = async || RedisStore::connect(server.url()).await.unwrap();
     let mut redis = server.connection().await;
     let all = format!("{}:*", payments.scope);

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use oncegate::redis::RedisStore;
 use oncegate::{Attempt, Failure, FingerprintSpec, Gate, Key, Message};
 use oncegate_testkit::{Record, RedisServer};
 
@@ -38,10 +39,31 @@ fn every_way() -> Vec<Record> {
     records
 }
 
+/// A store whose user has the canary for a password.
+async fn store_with_a_password(redis: &RedisServer) -> RedisStore {
+    let mut user = ::redis::cmd("ACL");
+    user.arg("SETUSER")
+        .arg("billing")
+        .arg("on")
+        .arg(format!(">{CANARY}"))
+        .arg("~*")
+        .arg("&*")
+        .arg("+@all");
+    let () = user
+        .query_async(&mut redis.connection().await)
+        .await
+        .unwrap();
+    let url = redis
+        .url()
+        .replace("redis://", &format!("redis://billing:{CANARY}@"));
+    RedisStore::connect(&url).await.unwrap()
+}
+
 // invariant: secrets-in-telemetry
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_of_a_message_or_a_password_is_logged_traced_counted_or_shown() {
-    let (stage, redis) = (Stage::new("canary").await, RedisServer::start().await);
+    let stage = Stage::new("canary").await;
+    let redis = RedisServer::start().await;
     let seen = seen();
     let handler = async |message: Message, attempt: Attempt| {
         let number = if message.payload().starts_with(br#"{"id":""#) {
@@ -65,22 +87,7 @@ async fn nothing_of_a_message_or_a_password_is_logged_traced_counted_or_shown() 
     let records = every_way();
     let messages = records.len() as u64;
     stage.produce(records).await;
-    let mut user = ::redis::cmd("ACL");
-    user.arg("SETUSER")
-        .arg("billing")
-        .arg("on")
-        .arg(format!(">{CANARY}"))
-        .arg("~*")
-        .arg("&*")
-        .arg("+@all");
-    let () = user
-        .query_async(&mut redis.connection().await)
-        .await
-        .unwrap();
-    let url = redis
-        .url()
-        .replace("redis://", &format!("redis://billing:{CANARY}@"));
-    let store = oncegate::redis::RedisStore::connect(&url).await.unwrap();
+    let store = store_with_a_password(&redis).await;
     let key = Key::json(["id"]);
     let gate = Gate::new(stage.scope.as_str(), key, store).fingerprint(FingerprintSpec::payload());
     let running = stage
@@ -97,7 +104,8 @@ async fn nothing_of_a_message_or_a_password_is_logged_traced_counted_or_shown() 
         shown.contains(&stage.scope) && shown.contains("rejected"),
         "it shows something: {shown}"
     );
-    let (log, spans) = (seen.log(), seen.spans_as_text());
+    let log = seen.log();
+    let spans = seen.spans_as_text();
     assert!(
         log.contains(&stage.scope) && spans.contains(&stage.scope),
         "there are logs and spans"

@@ -67,10 +67,8 @@ fn the_documented_metrics_are_those_of_the_code() {
 // invariant: alert-cannot-fire
 #[test]
 fn every_alert_is_documented_and_every_documented_alert_is_there() {
-    let (rules, page) = (
-        read("monitoring/prometheus/rules.yml"),
-        read("docs/OBSERVABILITY.md"),
-    );
+    let rules = read("monitoring/prometheus/rules.yml");
+    let page = read("docs/OBSERVABILITY.md");
     let alerts: BTreeSet<_> = rules
         .lines()
         .filter_map(|line| line.trim().strip_prefix("- alert: "))

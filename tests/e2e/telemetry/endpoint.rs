@@ -19,9 +19,53 @@ fn types(text: &str) -> BTreeSet<(String, String)> {
         .collect()
 }
 
+/// The series after the messages below, and their values.
+const EXPECTED: [(&str, f64); 17] = [
+    (
+        r#"oncegate_handler_runs_total{scope="SCOPE",outcome="succeeded"}"#,
+        9.0,
+    ),
+    (
+        r#"oncegate_handler_runs_total{scope="SCOPE",outcome="failed"}"#,
+        1.0,
+    ),
+    (
+        r#"oncegate_handler_runs_total{scope="SCOPE",outcome="gave_up"}"#,
+        1.0,
+    ),
+    (r#"oncegate_retries_total{scope="SCOPE"}"#, 1.0),
+    (
+        r#"oncegate_dead_letters_total{scope="SCOPE",cause="permanent"}"#,
+        1.0,
+    ),
+    (r#"oncegate_acks_total{scope="SCOPE"}"#, 15.0),
+    (r#"oncegate_handler_seconds_count{scope="SCOPE"}"#, 11.0),
+    (r#"oncegate_message_age_seconds_count{scope="SCOPE"}"#, 9.0),
+    (r#"oncegate_completions_total{scope="SCOPE"}"#, 9.0),
+    (r#"oncegate_result_bytes_count{scope="SCOPE"}"#, 9.0),
+    (
+        r#"oncegate_result_bytes_bucket{scope="SCOPE",le="64"}"#,
+        9.0,
+    ),
+    (
+        r#"oncegate_record_retention_seconds{scope="SCOPE"}"#,
+        604_800.0,
+    ),
+    (r#"oncegate_lease_remaining_seconds{scope="SCOPE"}"#, 30.0),
+    // What has not happened is zero, not absent: an alert would miss the first time.
+    (
+        r#"oncegate_extra_runs_total{scope="SCOPE",cause="lease_lost"}"#,
+        0.0,
+    ),
+    (r#"oncegate_store_losses_total{scope="SCOPE"}"#, 0.0),
+    (r#"oncegate_store_up{scope="SCOPE"}"#, 1.0),
+    (r#"oncegate_live{consumer="SCOPE"}"#, 1.0),
+];
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_happens_is_counted_by_scope_and_kind() {
-    let (stage, redis) = (Stage::new("metrics").await, Redis::shared().await);
+    let stage = Stage::new("metrics").await;
+    let redis = Redis::shared().await;
     let handler = async |message: Message, attempt: Attempt| match id(&message) {
         1 if attempt.number() == 1 => Err(Failure::retry("not yet")),
         2 => Err(Failure::permanent("never")),
@@ -34,65 +78,8 @@ async fn what_happens_is_counted_by_scope_and_kind() {
     stage.acked(15).await;
 
     let scope = &stage.scope;
-    for (series, expected) in [
-        (
-            format!("oncegate_handler_runs_total{{scope=\"{scope}\",outcome=\"succeeded\"}}"),
-            9.0,
-        ),
-        (
-            format!("oncegate_handler_runs_total{{scope=\"{scope}\",outcome=\"failed\"}}"),
-            1.0,
-        ),
-        (
-            format!("oncegate_handler_runs_total{{scope=\"{scope}\",outcome=\"gave_up\"}}"),
-            1.0,
-        ),
-        (format!("oncegate_retries_total{{scope=\"{scope}\"}}"), 1.0),
-        (
-            format!("oncegate_dead_letters_total{{scope=\"{scope}\",cause=\"permanent\"}}"),
-            1.0,
-        ),
-        (format!("oncegate_acks_total{{scope=\"{scope}\"}}"), 15.0),
-        (
-            format!("oncegate_handler_seconds_count{{scope=\"{scope}\"}}"),
-            11.0,
-        ),
-        (
-            format!("oncegate_message_age_seconds_count{{scope=\"{scope}\"}}"),
-            9.0,
-        ),
-        (
-            format!("oncegate_completions_total{{scope=\"{scope}\"}}"),
-            9.0,
-        ),
-        (
-            format!("oncegate_result_bytes_count{{scope=\"{scope}\"}}"),
-            9.0,
-        ),
-        (
-            format!("oncegate_result_bytes_bucket{{scope=\"{scope}\",le=\"64\"}}"),
-            9.0,
-        ),
-        (
-            format!("oncegate_record_retention_seconds{{scope=\"{scope}\"}}"),
-            604_800.0,
-        ),
-        (
-            format!("oncegate_lease_remaining_seconds{{scope=\"{scope}\"}}"),
-            30.0,
-        ),
-        // What has not happened is zero, not absent: an alert would miss the first time.
-        (
-            format!("oncegate_extra_runs_total{{scope=\"{scope}\",cause=\"lease_lost\"}}"),
-            0.0,
-        ),
-        (
-            format!("oncegate_store_losses_total{{scope=\"{scope}\"}}"),
-            0.0,
-        ),
-        (format!("oncegate_store_up{{scope=\"{scope}\"}}"), 1.0),
-        (format!("oncegate_live{{consumer=\"{scope}\"}}"), 1.0),
-    ] {
+    for (series, expected) in EXPECTED {
+        let series = series.replace("SCOPE", scope.as_str());
         assert_eq!(
             running.metric(&series).await,
             Some(expected),
@@ -111,7 +98,8 @@ async fn what_happens_is_counted_by_scope_and_kind() {
 // invariant: metrics-documented
 #[tokio::test(flavor = "multi_thread")]
 async fn every_published_metric_is_in_the_catalogue_with_its_kind() {
-    let (stage, redis) = (Stage::new("catalogue").await, Redis::shared().await);
+    let stage = Stage::new("catalogue").await;
+    let redis = Redis::shared().await;
     stage.produce((0..3).map(order).collect()).await;
     let running = stage
         .start(
@@ -162,7 +150,8 @@ async fn every_published_metric_is_in_the_catalogue_with_its_kind() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_away_makes_it_unready_with_the_reason_and_keeps_it_alive() {
-    let (stage, mut redis) = (Stage::new("probes").await, RedisServer::synced().await);
+    let stage = Stage::new("probes").await;
+    let mut redis = RedisServer::synced().await;
     let running = stage
         .start(
             redis.url(),
@@ -206,7 +195,8 @@ async fn the_page_answers_only_under_known_names_and_probes_under_any() {
     let telemetry = Telemetry::prometheus().unwrap();
     let server = HttpServer::start(telemetry.router_for(["status.internal"])).await;
     let client = HttpClient::http1(server.address());
-    let (page, probes) = (["/", "/status.json"], ["/metrics", "/healthz", "/readyz"]);
+    let page = ["/", "/status.json"];
+    let probes = ["/metrics", "/healthz", "/readyz"];
     for (host, of_page) in [
         ("127.0.0.1:9464", 200),
         ("localhost", 200),

@@ -64,7 +64,8 @@ async fn chromium(server: &HttpServer, options: &[&str]) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_browser_shows_partitions_verdicts_dead_letters_and_the_promise() {
-    let (stage, redis) = (Stage::new("page").await, Redis::shared().await);
+    let stage = Stage::new("page").await;
+    let redis = Redis::shared().await;
     let handler = async |message: Message, attempt: Attempt| {
         match id(&message) {
             7 => return Err(Failure::permanent("no such <script>customer</script>")),
@@ -134,10 +135,8 @@ async fn a_browser_shows_partitions_verdicts_dead_letters_and_the_promise() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_says_that_a_store_is_away() {
-    let (stage, mut redis) = (
-        Stage::new("away").await,
-        oncegate_testkit::RedisServer::synced().await,
-    );
+    let stage = Stage::new("away").await;
+    let mut redis = oncegate_testkit::RedisServer::synced().await;
     let running = stage
         .start(
             redis.url(),

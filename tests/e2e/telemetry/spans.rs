@@ -48,7 +48,8 @@ async fn spans(stage: &Stage, count: usize) -> Vec<SpanData> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_attempt_and_every_duplicate_has_a_span_in_its_producers_trace() {
     seen();
-    let (stage, redis) = (Stage::new("spans").await, Redis::shared().await);
+    let stage = Stage::new("spans").await;
+    let redis = Redis::shared().await;
     let calls = AtomicU32::new(0);
     let handler = move |_: Message, _: Attempt| {
         std::future::ready(match calls.fetch_add(1, SeqCst) {
@@ -107,7 +108,8 @@ async fn every_attempt_and_every_duplicate_has_a_span_in_its_producers_trace() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_span_may_be_linked_instead_and_has_a_trace_of_its_own_without_a_producer() {
     seen();
-    let (stage, redis) = (Stage::new("links").await, Redis::shared().await);
+    let stage = Stage::new("links").await;
+    let redis = Redis::shared().await;
     stage.produce(vec![traced(order(1)).partition(0)]).await;
     let running = stage
         .start(
@@ -158,7 +160,8 @@ impl BatchHandler for FailsOnce {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_call_of_a_batch_has_a_span_that_is_linked_to_its_producers() {
     seen();
-    let (stage, redis) = (Stage::new("batch-spans").await, Redis::shared().await);
+    let stage = Stage::new("batch-spans").await;
+    let redis = Redis::shared().await;
     stage
         .produce(vec![
             traced(order(1)).partition(0),

@@ -22,9 +22,10 @@ fn once(ids: impl IntoIterator<Item = i64>) -> BTreeMap<i64, Vec<i32>> {
 /// Two workers get the same payments at the same time, in another order.
 async fn two_workers(place: &Place, work: [Transactional; 2], pay: &PayAll, what: &str) {
     const PAYMENTS: i64 = 90;
-    let (first, second): (Vec<i64>, Vec<i64>) =
-        ((1..=PAYMENTS).collect(), (1..=PAYMENTS).rev().collect());
-    let (one, other) = (Bench::of(&first), Bench::of(&second));
+    let first: Vec<i64> = (1..=PAYMENTS).collect();
+    let second: Vec<i64> = (1..=PAYMENTS).rev().collect();
+    let one = Bench::of(&first);
+    let other = Bench::of(&second);
     let [first_work, second_work] = work;
     let acks = first.len();
     tokio::join!(
@@ -88,10 +89,8 @@ async fn a_key_that_another_transaction_holds_waits_and_its_neighbours_are_charg
             .execute(insert, &[&key_of(&place.scope, 7).as_str()])
             .await
             .unwrap();
-        let (bench, pay) = (
-            Bench::of(&[1, 2, 3, 4, 5, 6, 7, 8]),
-            PayAll::new(&place, Bad::No),
-        );
+        let bench = Bench::of(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        let pay = PayAll::new(&place, Bad::No);
         let handler = place
             .batched(8, pay.clone())
             .await

@@ -31,7 +31,8 @@ async fn the_effects_and_records_of_a_batch_are_one_commit_without_a_claim() {
     for client in GIVEN {
         let place = Place::journaled(client).await;
         let twice = [payments(), payments()].concat();
-        let (bench, pay) = (Bench::of(&twice), PayAll::new(&place, Bad::No));
+        let bench = Bench::of(&twice);
+        let pay = PayAll::new(&place, Bad::No);
         let handler = place.batched(PAYMENTS, pay.clone()).await;
         bench.run(place.gate(LEASE), handler, PAYMENTS * 2).await;
         let once: BTreeMap<i64, Vec<i32>> =
@@ -143,7 +144,8 @@ async fn a_bad_payment_is_found_gets_its_own_attempts_and_costs_its_neighbours_n
 async fn a_payment_that_failed_in_its_batch_is_tried_again_alone_and_under_a_claim() {
     for client in GIVEN {
         let place = Place::journaled(client).await;
-        let (bench, pay) = (Bench::of(&payments()), PayAll::new(&place, Bad::FailsTwice));
+        let bench = Bench::of(&payments());
+        let pay = PayAll::new(&place, Bad::FailsTwice);
         let handler = place.batched(PAYMENTS, pay.clone()).await;
         bench.run(place.gate(LEASE), handler, PAYMENTS).await;
         let charges = place.till.charges().await;
@@ -200,11 +202,14 @@ async fn what_a_batch_does_with_records_is_what_the_rules_give_for_each() {
             prepare(&place, id, state).await;
             verdicts.push((id, *state, verdict_of(&place, id).await));
         }
-        let (bench, pay) = (Bench::of(&payments()), PayAll::new(&place, Bad::No));
+        let bench = Bench::of(&payments());
+        let pay = PayAll::new(&place, Bad::No);
         let handler = place.batched(PAYMENTS, pay.clone()).await;
         bench.run(place.gate(LEASE), handler, PAYMENTS).await;
         let charges = place.till.charges().await;
-        let (mut charged, mut completed, mut failed) = (0, 0, 0);
+        let mut charged = 0;
+        let mut completed = 0;
+        let mut failed = 0;
         for (id, state, verdict) in verdicts {
             let what = format!("seed {seed}, {client}, {id}, {state}");
             match verdict {
@@ -257,7 +262,8 @@ async fn an_extra_run_is_counted_once_however_often_its_batch_was_rolled_back() 
     for client in GIVEN {
         for bad in [Bad::GivenUp, Bad::FailsStatement] {
             let place = Place::new(client).await;
-            let (bench, pay) = (Bench::of(&[]), PayAll::new(&place, bad));
+            let bench = Bench::of(&[]);
+            let pay = PayAll::new(&place, bad);
             payments()
                 .iter()
                 .for_each(|id| bench.list.push_old("payments", format!(r#"{{"id":{id}}}"#)));

@@ -34,7 +34,8 @@ async fn a_cancelled_begin_completes_nothing() {
     for client in [Client::TokioPostgres, Client::Sqlx] {
         let place = Place::new(client).await;
         let (wire, begins) = cancelling(&place).await;
-        let (bench, pay) = (Bench::of(&[1, 2]), Pay::new(&place, After::Return));
+        let bench = Bench::of(&[1, 2]);
+        let pay = Pay::new(&place, After::Return);
         let handler = if client == Client::Sqlx {
             let pool = sqlx::PgPool::connect(wire.url()).await.unwrap();
             Transactional::new(place.postgres().sqlx_transactions(pool), pay)
@@ -63,7 +64,8 @@ async fn a_cancelled_begin_of_a_batch_completes_nothing() {
     for client in [Client::TokioPostgres, Client::Sqlx] {
         let place = Place::new(client).await;
         let (wire, begins) = cancelling(&place).await;
-        let (bench, pay) = (Bench::of(&[1, 2, 3]), PayAll::new(&place, Bad::No));
+        let bench = Bench::of(&[1, 2, 3]);
+        let pay = PayAll::new(&place, Bad::No);
         let limits = oncegate::BatchLimits::new(3);
         let handler = if client == Client::Sqlx {
             let pool = sqlx::PgPool::connect(wire.url()).await.unwrap();

@@ -135,7 +135,8 @@ async fn charge_all(client: Client, is_batched: bool, ids: &[i64], rng: &mut Rng
         }
         Then::Go
     });
-    let (wire, sessions) = (wire.await, unique("cancelled"));
+    let wire = wire.await;
+    let sessions = unique("cancelled");
     let place = Place::at(
         client,
         &format!("{}?application_name={sessions}", wire.url()),
@@ -169,10 +170,10 @@ async fn charge_all(client: Client, is_batched: bool, ids: &[i64], rng: &mut Rng
         let effects = charges.get(id).map_or(0, Vec::len);
         match state {
             Some(State::Completed { .. }) => {
-                assert_eq!(effects, 1, "{what}: payment {id} is completed")
+                assert_eq!(effects, 1, "{what}: payment {id} is completed");
             }
             Some(State::Failed { .. }) => {
-                assert_eq!(effects, 0, "{what}: payment {id} is given up")
+                assert_eq!(effects, 0, "{what}: payment {id} is given up");
             }
             other => panic!("{what}: payment {id} was acknowledged: {other:?}, {effects} charges"),
         }

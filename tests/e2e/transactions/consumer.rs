@@ -50,7 +50,8 @@ impl Handler for Pay {
 async fn an_effect_and_its_completion_are_committed_together() {
     for client in CLIENTS {
         let place = Place::new(client).await;
-        let (bench, told) = (Bench::of(&[1, 2, 1]), Arc::default());
+        let bench = Bench::of(&[1, 2, 1]);
+        let told = Arc::default();
         let pay = Pay {
             till: place.till.clone(),
             first: End::Commit,
@@ -99,7 +100,8 @@ async fn an_effect_and_its_completion_are_committed_together_through_a_pooler() 
     let pooler = PgBouncer::before(&server, &["max_prepared_statements = 100", ignored]).await;
     for client in [Client::TokioPostgres, Client::Sqlx] {
         let place = Place::at(client, pooler.url()).await;
-        let (bench, told) = (Bench::of(&[1, 2, 1]), Arc::default());
+        let bench = Bench::of(&[1, 2, 1]);
+        let told = Arc::default();
         let pay = Pay {
             till: place.till.clone(),
             first: End::Commit,
@@ -137,7 +139,8 @@ async fn a_forgotten_transaction_is_tried_again_and_not_acknowledged() {
 async fn a_lease_lost_while_the_transaction_is_open_rolls_it_back() {
     for client in CLIENTS {
         let place = Arc::new(Place::patient(client).await);
-        let (bench, told) = (Bench::of(&[1]), Arc::<Mutex<Vec<String>>>::default());
+        let bench = Bench::of(&[1]);
+        let told = Arc::<Mutex<Vec<String>>>::default();
         let pay = TakenOver {
             place: Arc::clone(&place),
             told: Arc::clone(&told),

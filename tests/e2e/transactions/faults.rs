@@ -53,10 +53,8 @@ async fn a_transaction_of_another_database_is_never_taken_for_success() {
         let (till, store) = elsewhere(&place, folder.path()).await;
         // There another owner has one of the payments, and one is completed.
         for (id, done) in [(2, false), (3, true)] {
-            let (token, key) = (
-                Token::from_bits(fastrand::u128(..)),
-                key_of(&place.scope, id),
-            );
+            let token = Token::from_bits(fastrand::u128(..));
+            let key = key_of(&place.scope, id);
             let lease = Duration::from_secs(3_600);
             let claim = Operation::Claim {
                 token,
@@ -296,7 +294,8 @@ fn is_session(bytes: &[u8]) -> bool {
 async fn a_commit_that_is_still_under_way_is_waited_for() {
     for client in ON_POSTGRES {
         let mut place = Place::new(client).await;
-        let (arrive, whole) = (Arc::new(Notify::new()), AtomicBool::new(true));
+        let arrive = Arc::new(Notify::new());
+        let whole = AtomicBool::new(true);
         let late = Arc::clone(&arrive);
         let wire = Wire::before(&place.till.url, move |_, step| match step.is_commit() {
             true if whole.swap(false, SeqCst) => Then::Late(Arc::clone(&late)),
@@ -326,10 +325,8 @@ async fn a_session_that_holds_a_record_stops_no_other_key() {
     let place = Place::patient(Client::TokioPostgres).await;
     let key = key_of(&place.scope, 1);
     // Another session claims a payment, locks its record, and stalls.
-    let (token, lease) = (
-        Token::from_bits(fastrand::u128(..)),
-        Duration::from_millis(1),
-    );
+    let token = Token::from_bits(fastrand::u128(..));
+    let lease = Duration::from_millis(1);
     let operation = Operation::Claim {
         token,
         lease,
@@ -352,7 +349,8 @@ async fn a_session_that_holds_a_record_stops_no_other_key() {
     transaction.query_one(lock, &[&key.as_str()]).await.unwrap();
 
     let bench = Bench::of(&[1, 2, 3, 4]);
-    let (list, counters) = (Arc::clone(&bench.list), Arc::clone(&bench.counters));
+    let list = Arc::clone(&bench.list);
+    let counters = Arc::clone(&bench.counters);
     let others_go_on = async move {
         list.until_acked(3).await;
         counters.until("claims", 4).await;
@@ -451,8 +449,10 @@ impl Handler for Leaks {
         client
             .execute(&format!("INSERT INTO {} VALUES (1, 1)", self.0.table), &[])
             .await?;
-        let (key, token) = (completing.key().as_str(), completing.token());
-        let (token, result) = (token.as_bytes().as_slice(), completing.result().as_ref());
+        let key = completing.key().as_str();
+        let token = completing.token();
+        let token = token.as_bytes().as_slice();
+        let result = completing.result().as_ref();
         let complete = oncegate::postgres::PostgresStore::complete_sql();
         client
             .execute(complete, &[&key, &token, &result, &86_400_000_i64])

@@ -3,22 +3,37 @@
 use std::future::ready;
 use std::time::Duration;
 
-use fastrand::Rng;
+use oncegate::Lease;
 use oncegate::journal::JournalEntry;
 use oncegate::postgres::PostgresStore;
 use oncegate_core::key::{Digest, Scope, StoreKey};
-use oncegate_core::record::{FencingToken, Record, Recovery, State, Token, TokenTag};
-use oncegate_core::rules::{Operation, ReleaseCause, Reply};
+use oncegate_core::record::Token;
+use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Command, Store};
 use oncegate_testkit::{CLIENTS, Client, End, Postgres, unique, until};
 
 use crate::lease::granted;
 use crate::place::{LEASE, Place, key_of, take_over};
 
-const HOUR: Duration = Duration::from_secs(3_600);
+pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
 
 fn events(entries: &[JournalEntry]) -> Vec<&str> {
     entries.iter().map(|entry| &*entry.event).collect()
+}
+
+const RECEIPT: &str = "receipt";
+
+async fn charge(place: &Place, lease: &Lease, end: End) {
+    let receipt = RECEIPT.to_owned();
+    place
+        .till
+        .charge(lease.message(), lease.attempt(), &receipt, end, ready(()))
+        .await
+        .unwrap();
+}
+
+fn told(entry: &JournalEntry) -> (Option<u32>, Option<&str>, bool) {
+    (entry.attempt, entry.reason.as_deref(), entry.best_effort)
 }
 
 // invariant: journal-in-transaction
@@ -26,23 +41,10 @@ fn events(entries: &[JournalEntry]) -> Vec<&str> {
 async fn an_entry_is_in_the_transaction_of_its_completion() {
     for client in CLIENTS {
         let place = Place::patiently_journaled(client).await;
-        let (gate, receipt, key) = (
-            place.gate(LEASE),
-            "receipt".to_owned(),
-            key_of(&place.scope, 1),
-        );
+        let gate = place.gate(LEASE);
+        let key = key_of(&place.scope, 1);
         let lease = granted(&gate, 1).await;
-        place
-            .till
-            .charge(
-                lease.message(),
-                lease.attempt(),
-                &receipt,
-                End::Forget,
-                ready(()),
-            )
-            .await
-            .unwrap();
+        charge(&place, &lease, End::Forget).await;
         assert_eq!(
             events(&place.history(&key).await),
             ["claimed"],
@@ -52,27 +54,16 @@ async fn an_entry_is_in_the_transaction_of_its_completion() {
         let lease = lease.committed().await.unwrap_err().into_lease();
         lease.release(Duration::ZERO, true, "once more").await;
         let lease = granted(&gate, 1).await;
-        place
-            .till
-            .charge(
-                lease.message(),
-                lease.attempt(),
-                &receipt,
-                End::Commit,
-                ready(()),
-            )
-            .await
-            .unwrap();
+        charge(&place, &lease, End::Commit).await;
         let entries = place.history(&key).await;
         assert_eq!(
             events(&entries),
             ["claimed", "released", "claimed", "completed"],
             "{client}"
         );
-        let told = |entry: &JournalEntry| (entry.attempt, entry.reason.clone(), entry.best_effort);
         assert_eq!(
             told(&entries[1]),
-            (Some(1), Some("once more".to_owned()), false),
+            (Some(1), Some("once more"), false),
             "{client}"
         );
         assert_eq!(told(&entries[3]), (Some(2), None, false), "{client}");
@@ -92,7 +83,7 @@ async fn an_entry_is_in_the_transaction_of_its_completion() {
             .charge(
                 lease.message(),
                 lease.attempt(),
-                &receipt,
+                &RECEIPT.to_owned(),
                 End::Commit,
                 meanwhile,
             )
@@ -109,149 +100,7 @@ async fn an_entry_is_in_the_transaction_of_its_completion() {
     }
 }
 
-/// The entry that a change of a record must have made, without time and name; `None` if none.
-fn expected(key: &StoreKey, before: Option<&Record>, after: &Record) -> Option<JournalEntry> {
-    let owner = |record: &Record| match &record.state {
-        State::Pending { token, .. } => ("pending", token.as_bytes().to_vec(), false),
-        State::Released { by, .. } => ("released", by.0.to_vec(), false),
-        State::Completed { by, .. } => ("completed", by.0.to_vec(), false),
-        State::Failed {
-            by, handed_over, ..
-        } => ("failed", by.0.to_vec(), *handed_over),
-    };
-    let (word, bytes, _) = owner(after);
-    if before.map(owner) == Some(owner(after)) {
-        return None;
-    }
-    let run = (bytes[..4] != TokenTag::NONE.0).then(|| {
-        bytes[..4]
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
-    });
-    let mut entry = JournalEntry {
-        key: Some(key.to_string()),
-        event: word.to_owned(),
-        run,
-        ..JournalEntry::default()
-    };
-    match &after.state {
-        State::Pending {
-            attempt,
-            recovery,
-            fencing_token,
-            ..
-        } => {
-            let reopened = matches!(
-                before,
-                Some(Record {
-                    state: State::Released {
-                        by: TokenTag::NONE,
-                        ..
-                    },
-                    ..
-                })
-            );
-            entry.event = "claimed".to_owned();
-            entry.attempt = Some(u32::from(*attempt));
-            entry.fencing_token = fencing_token.map(|FencingToken(number)| number);
-            entry.reason = match recovery {
-                Recovery::Takeover => Some("takeover".to_owned()),
-                Recovery::None | Recovery::Earlier => reopened.then(|| "reopened".to_owned()),
-            };
-        }
-        State::Released {
-            by,
-            attempt,
-            fencing_token,
-            reason,
-            ..
-        } => {
-            entry.event = if *by == TokenTag::NONE {
-                "reopened".to_owned()
-            } else {
-                entry.event
-            };
-            entry.attempt = Some(u32::from(*attempt)).filter(|attempt| *attempt > 0);
-            entry.fencing_token = fencing_token.map(|FencingToken(number)| number);
-            entry.reason = Some(reason.clone());
-        }
-        State::Completed { .. } => {}
-        State::Failed {
-            attempt,
-            handed_over,
-            reason,
-            ..
-        } => {
-            entry.event = if *handed_over {
-                "handed_over".to_owned()
-            } else {
-                entry.event
-            };
-            entry.attempt = Some(u32::from(*attempt)).filter(|attempt| *attempt > 0);
-            entry.reason = Some(reason.clone());
-        }
-    }
-    if let Some(Record {
-        state:
-            State::Pending {
-                token,
-                attempt,
-                fencing_token,
-                ..
-            },
-        ..
-    }) = before
-        && token.tag().0[..] == bytes[..4]
-    {
-        entry.attempt = Some(u32::from(*attempt));
-        entry.fencing_token = fencing_token.map(|FencingToken(number)| number);
-    }
-    Some(entry)
-}
-
-fn any_operation(rng: &mut Rng, record: Option<&Record>) -> Operation {
-    let token = Token::from_bits(u128::from(rng.u32(1..4)) << 96 | 7);
-    let (lease, retention) = (HOUR / 2, HOUR * 5 / 2);
-    let (result, reason) = (b"result".to_vec().into(), "why".to_owned());
-    match (rng.u8(..10), record) {
-        (0..4, _) => Operation::Claim {
-            token,
-            lease,
-            fingerprint: None,
-            fenced: rng.bool(),
-            longest_lease: Duration::MAX,
-        },
-        (4, _) => Operation::Extend { token, lease },
-        (5, _) => Operation::Complete {
-            token,
-            fingerprint: None,
-            result,
-            retention,
-        },
-        (6, _) => Operation::Release {
-            token,
-            delay: HOUR * rng.u32(..2) / 2,
-            end: [
-                ReleaseCause::Failed,
-                ReleaseCause::Interrupted,
-                ReleaseCause::NotStarted,
-            ][rng.usize(..3)],
-            reason,
-        },
-        (7, _) => Operation::Fail {
-            token,
-            reason,
-            retention,
-        },
-        (8, Some(record)) => Operation::Reopen {
-            expected: record.clone(),
-        },
-        _ => Operation::HandOver { by: token.tag() },
-    }
-}
-
-async fn apply(store: &dyn Store, key: &StoreKey, operation: Operation) -> Reply {
+pub(crate) async fn apply(store: &dyn Store, key: &StoreKey, operation: Operation) -> Reply {
     store
         .execute(vec![Command {
             key: key.clone(),
@@ -262,95 +111,8 @@ async fn apply(store: &dyn Store, key: &StoreKey, operation: Operation) -> Reply
         .unwrap()
 }
 
-async fn read(store: &dyn Store, key: &StoreKey) -> Option<Record> {
-    store
-        .read(vec![key.clone()])
-        .await
-        .remove(0)
-        .unwrap()
-        .map(|snapshot| snapshot.record)
-}
-
-// invariant: journal-in-transaction
-#[tokio::test(flavor = "multi_thread")]
-async fn every_change_of_state_has_its_entry_and_nothing_else_has_one() {
-    let seed = fastrand::u64(..);
-    println!("seed {seed}");
-    // A server waits for its disk at each of them.
-    for (client, steps) in [(Client::Sqlite, 6_000), (Client::TokioPostgres, 250)] {
-        let (place, mut rng) = (
-            Place::patiently_journaled(client).await,
-            Rng::with_seed(seed),
-        );
-        let key = StoreKey::new(
-            &Scope::new(&place.scope).unwrap(),
-            Digest::from_bytes([7; 16]),
-        );
-        let (mut told, mut reached) = (Vec::new(), std::collections::BTreeSet::new());
-        for step in 0..steps {
-            if rng.u8(..4) == 0 {
-                place.pass(&key, HOUR).await;
-            }
-            let before = read(&*place.store, &key).await;
-            let operation = any_operation(&mut rng, before.as_ref());
-            apply(&*place.store, &key, operation.clone()).await;
-            let after = read(&*place.store, &key).await;
-            let entry = after
-                .as_ref()
-                .and_then(|after| expected(&key, before.as_ref(), after));
-            let mut entries = place.history(&key).await;
-            entries
-                .iter_mut()
-                .for_each(|entry| (entry.at_ms, entry.by) = (0, None));
-            // An expired record, and with it its journal, is removed at once or by the purge.
-            if before.is_none() && entries.len() < told.len() {
-                told.clear();
-            }
-            // A run that completes once more after its retention has an entry already, if its row
-            // is still there.
-            let again = |last: &JournalEntry| {
-                before.is_none()
-                    && entry.as_ref().is_some_and(|entry| {
-                        entry.event == "completed"
-                            && (&last.event, &last.run) == (&entry.event, &entry.run)
-                    })
-            };
-            let said = told.last().is_some_and(again) && entries.len() == told.len();
-            told.extend(entry.iter().filter(|_| !said).cloned());
-            assert_eq!(
-                entries, told,
-                "seed {seed}, {client}, step {step}: {operation:?}\n{before:?}\n{after:?}"
-            );
-            reached.extend(entry.map(|entry| (entry.event, entry.reason)));
-            if told.len() > 20 {
-                told.clear();
-                let purged = format!("DELETE FROM {} WHERE key = '{key}'", table(client));
-                execute(&place, &purged).await;
-                assert_eq!(
-                    place.history(&key).await,
-                    [],
-                    "{client}: they go with their record"
-                );
-            }
-        }
-        // Claimed in three ways, and every end.
-        assert!(
-            reached.len() >= if client == Client::Sqlite { 8 } else { 5 },
-            "seed {seed}, {client}: {reached:?}"
-        );
-    }
-}
-
-fn table(client: Client) -> &'static str {
-    if client == Client::Sqlite {
-        "records"
-    } else {
-        "oncegate_records"
-    }
-}
-
 /// What an administrator does.
-async fn execute(place: &Place, sql: &str) {
+pub(crate) async fn execute(place: &Place, sql: &str) {
     if place.till.client == Client::Sqlite {
         rusqlite::Connection::open(&place.till.url)
             .unwrap()
@@ -374,7 +136,9 @@ async fn a_batch_has_an_entry_for_each_of_its_keys() {
             .map(|number| StoreKey::new(&scope, Digest::from_bytes(number.to_be_bytes())))
             .collect();
         let token = Token::from_bits(7 << 96);
-        let (lease, retention, result) = (HOUR, HOUR, b"result".to_vec());
+        let lease = HOUR;
+        let retention = HOUR;
+        let result = b"result".to_vec();
         for operation in [
             Operation::Claim {
                 token,
@@ -446,7 +210,8 @@ async fn entries_go_with_their_record_and_nobody_reads_the_whole_journal_for_it(
         "SELECT seq_scan, idx_scan FROM pg_stat_user_tables WHERE relname = 'oncegate_journal'";
     let read = until("the server has counted", HOUR / 60, async || {
         let row = client.query_one(scans, &[]).await.unwrap();
-        let (whole, by_index): (i64, i64) = (row.get(0), row.get(1));
+        let whole: i64 = row.get(0);
+        let by_index: i64 = row.get(1);
         if by_index >= RECORDS as i64 {
             Ok(whole)
         } else {
@@ -466,7 +231,8 @@ async fn a_role_that_runs_consumers_writes_a_journal_that_it_cannot_touch() {
         .await
         .unwrap();
     owner.create_schema().await.unwrap();
-    let (client, role) = (postgres.connection().await, unique("worker"));
+    let client = postgres.connection().await;
+    let role = unique("worker");
     client
         .batch_execute(&format!("CREATE ROLE \"{role}\" LOGIN"))
         .await

@@ -184,7 +184,8 @@ impl Scene {
                 .filter(|entry| entry.event == event)
                 .collect::<Vec<_>>()
         };
-        let (claimed, completed) = (of("claimed"), of("completed"));
+        let claimed = of("claimed");
+        let completed = of("completed");
         if self.is_given() && entries.len() == 1 {
             assert_eq!(
                 (completed.len(), attempt),
@@ -220,7 +221,8 @@ impl Scene {
         while let Some(worker) = workers.join_next().await {
             worker.unwrap();
         }
-        let (seed, client) = (self.seed, self.place.till.client);
+        let seed = self.seed;
+        let client = self.place.till.client;
         let last = i64::try_from(self.started.load(SeqCst).div_ceil(RIVALS)).unwrap() * PAYMENTS;
         let status = self.spawn(0..last, Fate::Lives).end_within(LIMIT).await;
         assert!(status.success(), "seed {seed}, {client}: {status}");
@@ -244,7 +246,8 @@ impl Scene {
             claimed += usize::from(self.check_journal(*id, attempts[0]).await);
         }
         let again = charges.values().filter(|attempts| attempts[0] > 1).count();
-        let (killed, stopped) = (self.killed.load(SeqCst), self.stopped.load(SeqCst));
+        let killed = self.killed.load(SeqCst);
+        let stopped = self.stopped.load(SeqCst);
         let points = self.points.lock().unwrap().len();
         println!(
             "{client}: {killed} killed, at {points} points, {stopped} stopped; \
@@ -393,7 +396,8 @@ async fn poisoned(client: Client, transaction: &'static str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_owner_that_stalls_in_its_transaction_keeps_the_payment_no_longer_than_its_lease() {
-    let (mut stalls, mut scenes) = (JoinSet::new(), Vec::new());
+    let mut stalls = JoinSet::new();
+    let mut scenes = Vec::new();
     for client in [Client::TokioPostgres, Client::Sqlx] {
         let scene = Scene::new(client, "own", 0).await;
         scenes.push(Arc::clone(&scene));

@@ -33,7 +33,8 @@ pub(crate) async fn granted(gate: &Gate, id: u64) -> Lease {
 async fn a_lease_tells_what_its_transaction_came_to() {
     for client in CLIENTS {
         let place = Place::patient(client).await;
-        let (gate, receipt) = (place.gate(LEASE), "receipt".to_owned());
+        let gate = place.gate(LEASE);
+        let receipt = "receipt".to_owned();
         let lease = granted(&gate, 1).await;
         place
             .till
@@ -185,7 +186,8 @@ async fn a_heartbeat_in_a_repeatable_read_makes_its_commit_fail() {
             .record
             .expires_at
     };
-    let (began, begun) = (Instant::now(), expiry().await);
+    let began = Instant::now();
+    let begun = expiry().await;
     while expiry().await == begun {
         assert!(began.elapsed() < LEASE, "there was no heartbeat");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -211,10 +213,8 @@ async fn a_heartbeat_in_a_repeatable_read_makes_its_commit_fail() {
 async fn a_role_of_few_rights_completes_in_its_transaction() {
     let place = Place::patient(Client::TokioPostgres).await;
     let postgres = Postgres::shared().await;
-    let (role, admin) = (
-        unique("payer").replace('-', "_"),
-        postgres.connection().await,
-    );
+    let role = unique("payer").replace('-', "_");
+    let admin = postgres.connection().await;
     let grant = format!(
         "CREATE ROLE {role} LOGIN; GRANT INSERT ON {} TO {role}; GRANT SELECT, UPDATE ON oncegate_records TO {role}",
         place.till.table

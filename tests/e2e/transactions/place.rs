@@ -300,7 +300,8 @@ pub(crate) async fn take_over(store: &dyn Store, key: StoreKey, result: &str) {
         .unwrap()
         .record;
     let token = Token::from_bits(fastrand::u128(..));
-    let (lease, retention) = (Duration::from_secs(3_600), Duration::from_secs(86_400));
+    let lease = Duration::from_secs(3_600);
+    let retention = Duration::from_secs(86_400);
     let result = result.to_owned().to_stored(Codec::Json).unwrap();
     for operation in [
         Operation::Reopen { expected },

@@ -61,6 +61,25 @@ fn any_record(rng: &mut Rng, tokens: [Token; 2]) -> Record {
     }
 }
 
+fn key(scope: &Scope, number: u64) -> StoreKey {
+    StoreKey::new(scope, Digest::from_bytes(u128::from(number).to_be_bytes()))
+}
+
+/// Runs the published statement. Returns the number of rows that it has changed.
+async fn complete(client: &tokio_postgres::Client, key: &StoreKey, token: Token) -> u64 {
+    let key = key.as_str();
+    let token = token.as_bytes().as_slice();
+    let result = b"result".as_slice();
+    let retention_ms = 3_600_000_i64;
+    client
+        .execute(
+            PostgresStore::complete_sql(),
+            &[&key, &token, &result, &retention_ms],
+        )
+        .await
+        .unwrap()
+}
+
 // invariant: complete-statement
 #[tokio::test]
 async fn the_statement_completes_what_the_rules_complete_and_nothing_else() {
@@ -68,17 +87,13 @@ async fn the_statement_completes_what_the_rules_complete_and_nothing_else() {
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);
     let postgres = Postgres::shared().await;
-    let (store, client) = (
-        postgres_store(postgres.url()).await,
-        postgres.connection().await,
-    );
+    let store = postgres_store(postgres.url()).await;
+    let client = postgres.connection().await;
     let scope = Scope::new(unique("statement")).unwrap();
-    let key =
-        |number: u64| StoreKey::new(&scope, Digest::from_bytes(u128::from(number).to_be_bytes()));
     // They share a tag, which must not be enough.
     let tokens = [Token::from_bits(1 << 100), Token::from_bits(1 << 100 | 1)];
     let planted: Vec<_> = (0..RECORDS)
-        .map(|number| (key(number), any_record(&mut rng, tokens)))
+        .map(|number| (key(&scope, number), any_record(&mut rng, tokens)))
         .collect();
     store.plant(&planted).await.unwrap();
     // Some have expired since.
@@ -92,39 +107,24 @@ async fn the_statement_completes_what_the_rules_complete_and_nothing_else() {
     let keys: Vec<StoreKey> = planted
         .iter()
         .map(|(key, _)| key.clone())
-        .chain([key(RECORDS)])
+        .chain([key(&scope, RECORDS)])
         .collect();
     let mut reached = [0; 2];
     for key in keys {
         let before = store.read(vec![key.clone()]).await.remove(0).unwrap();
-        let parameters = (
-            key.as_str(),
-            tokens[0].as_bytes().as_slice(),
-            b"result".as_slice(),
-            3_600_000_i64,
-        );
-        let (key_text, token, result, retention_ms) = parameters;
-        let changed = client
-            .execute(
-                PostgresStore::complete_sql(),
-                &[&key_text, &token, &result, &retention_ms],
-            )
-            .await
-            .unwrap();
+        let changed = complete(&client, &key, tokens[0]).await;
         let after = store.read(vec![key.clone()]).await.remove(0).unwrap();
 
-        let result = Bytes::from_static(b"result");
         let complete = Operation::Complete {
             token: tokens[0],
             fingerprint: None,
-            result,
+            result: Bytes::from_static(b"result"),
             retention: HOUR,
         };
-        let (now, record) = before
-            .clone()
-            .map_or((StoreTime::default(), None), |snapshot| {
-                (snapshot.now, Some(snapshot.record))
-            });
+        let (now, record) = match before.clone() {
+            Some(snapshot) => (snapshot.now, Some(snapshot.record)),
+            None => (StoreTime::default(), None),
+        };
         let (expected, reply) = apply(now, record.clone(), &complete);
         // Completed within a transaction is only what was not completed before, and was there.
         let completes = reply == Reply::Applied { recreated: false } && expected != record;

@@ -10,7 +10,6 @@ use oncegate::postgres::{Isolation, PostgresTransaction};
 use oncegate::sqlite::SqliteTransaction;
 use oncegate::{Attempt, Consumer, Failure, Message, Transactional, TransactionalHandler};
 use oncegate_testkit::{Client, Payment, Step, Then, Wire};
-use tokio::sync::{Barrier, Notify};
 use tokio_postgres::NoTls;
 
 use crate::list::{List, Listed};
@@ -107,7 +106,7 @@ impl Pay {
         Ok(format!("receipt of attempt {attempt}"))
     }
 
-    async fn tell(&self, result: String) -> Result<(), Failure> {
+    pub(crate) async fn tell(&self, result: String) -> Result<(), Failure> {
         self.told.lock().unwrap().push(result);
         Ok(())
     }
@@ -123,7 +122,8 @@ impl TransactionalHandler<PostgresTransaction> for Pay {
         transaction: &mut PostgresTransaction,
     ) -> Result<String, Failure> {
         self.runs.fetch_add(1, SeqCst);
-        let (payment, number): (Payment, _) = (message.json()?, i32::try_from(attempt.number())?);
+        let payment: Payment = message.json()?;
+        let number = i32::try_from(attempt.number())?;
         transaction
             .execute(&self.insert(), &[&payment.id, &number])
             .await?;
@@ -146,7 +146,8 @@ impl TransactionalHandler<sqlx::Transaction<'static, sqlx::Postgres>> for Pay {
         transaction: &mut sqlx::Transaction<'static, sqlx::Postgres>,
     ) -> Result<String, Failure> {
         self.runs.fetch_add(1, SeqCst);
-        let (payment, number): (Payment, _) = (message.json()?, i32::try_from(attempt.number())?);
+        let payment: Payment = message.json()?;
+        let number = i32::try_from(attempt.number())?;
         let insert = sqlx::query(sqlx::AssertSqlSafe(self.insert()))
             .bind(payment.id)
             .bind(number);
@@ -170,7 +171,8 @@ impl TransactionalHandler<SqliteTransaction> for Pay {
         transaction: &mut SqliteTransaction,
     ) -> Result<String, Failure> {
         self.runs.fetch_add(1, SeqCst);
-        let (payment, number): (Payment, _) = (message.json()?, i32::try_from(attempt.number())?);
+        let payment: Payment = message.json()?;
+        let number = i32::try_from(attempt.number())?;
         transaction.execute(&self.insert(), (payment.id, number))?;
         drop(transaction.execute_batch(self.sql()));
         self.end(attempt.number()).await
@@ -185,7 +187,8 @@ impl TransactionalHandler<SqliteTransaction> for Pay {
 async fn an_effect_and_its_record_are_one_transaction_without_a_claim() {
     for client in GIVEN {
         let place = Place::journaled(client).await;
-        let (bench, pay) = (Bench::of(&[1, 2, 1]), Pay::new(&place, After::Return));
+        let bench = Bench::of(&[1, 2, 1]);
+        let pay = Pay::new(&place, After::Return);
         bench
             .run(place.gate(LEASE), place.transactional(pay.clone()).await, 3)
             .await;
@@ -217,7 +220,8 @@ async fn an_effect_and_its_record_are_one_transaction_without_a_claim() {
 async fn a_failed_attempt_is_rolled_back_counted_and_tried_again_under_a_claim() {
     for client in GIVEN {
         let place = Place::journaled(client).await;
-        let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, After::FailBefore(3)));
+        let bench = Bench::of(&[1]);
+        let pay = Pay::new(&place, After::FailBefore(3));
         bench
             .run(place.gate(LEASE), place.transactional(pay.clone()).await, 1)
             .await;
@@ -247,7 +251,8 @@ async fn messages_wanted_later_open_no_breaker() {
     let ids: Vec<i64> = (1..=40).collect();
     for client in GIVEN {
         let place = Place::new(client).await;
-        let (bench, pay) = (Bench::of(&ids), Pay::new(&place, After::Later(200)));
+        let bench = Bench::of(&ids);
+        let pay = Pay::new(&place, After::Later(200));
         bench
             .run(
                 place.gate(LEASE),
@@ -289,7 +294,8 @@ async fn what_cannot_succeed_becomes_a_dead_letter_within_its_attempts() {
         let ends = &ends[..if client == Client::Sqlite { 4 } else { 5 }];
         for (then, cause, runs) in ends {
             let place = Place::new(client).await;
-            let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, then.clone()));
+            let bench = Bench::of(&[1]);
+            let pay = Pay::new(&place, then.clone());
             bench
                 .run(place.gate(LEASE), place.transactional(pay.clone()).await, 1)
                 .await;
@@ -306,7 +312,8 @@ async fn a_transaction_that_the_handler_has_ended_is_not_acknowledged_as_done() 
     for client in GIVEN {
         let place = Place::new(client).await;
         let then = After::Execute("ROLLBACK; BEGIN; CREATE TEMPORARY TABLE strays (id int)");
-        let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, then));
+        let bench = Bench::of(&[1]);
+        let pay = Pay::new(&place, then);
         bench
             .run(place.gate(LEASE), place.transactional(pay).await, 1)
             .await;
@@ -329,7 +336,8 @@ async fn a_transaction_that_the_handler_has_ended_is_not_acknowledged_as_done() 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_over_its_limit_is_rolled_back_and_the_error_names_the_other_way() {
     let place = Place::new(Client::TokioPostgres).await;
-    let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, After::Hang));
+    let bench = Bench::of(&[1]);
+    let pay = Pay::new(&place, After::Hang);
     let hanging = place
         .transactional(pay)
         .await
@@ -353,174 +361,10 @@ async fn a_transaction_over_its_limit_is_rolled_back_and_the_error_names_the_oth
     );
 }
 
-/// Meets another run at a barrier inside its transaction, at first.
-struct Meet {
-    pay: Pay,
-    inside: Arc<Notify>,
-    go_on: Arc<Notify>,
-}
-
-impl TransactionalHandler<PostgresTransaction> for Meet {
-    type Output = String;
-
-    async fn handle(
-        &self,
-        message: &Message,
-        attempt: &Attempt,
-        transaction: &mut PostgresTransaction,
-    ) -> Result<String, Failure> {
-        let result: String = self.pay.handle(message, attempt, transaction).await?;
-        self.inside.notify_one();
-        self.go_on.notified().await;
-        Ok(result)
-    }
-
-    async fn duplicate(&self, message: &Message, result: String) -> Result<(), Failure> {
-        _ = message;
-        self.pay.tell(result).await
-    }
-}
-
-// invariant: transactional-beside-another
-#[tokio::test(flavor = "multi_thread")]
-async fn of_two_deliveries_at_once_one_runs_and_the_other_gets_its_result() {
-    for isolation in ISOLATIONS {
-        let place = Place::journaled(Client::TokioPostgres).await;
-        let (inside, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        let pay = Pay::new(&place, After::Return);
-        let meet = Meet {
-            pay: pay.clone(),
-            inside: Arc::clone(&inside),
-            go_on: Arc::clone(&go_on),
-        };
-        let transactions = place
-            .postgres()
-            .transactions()
-            .unwrap()
-            .isolation(isolation);
-        let (first, second) = (Bench::of(&[1]), Bench::of(&[1]));
-        let other_work = Transactional::new(transactions.clone(), pay.clone());
-        let running = first.run(place.gate(LEASE), Transactional::new(transactions, meet), 1);
-        let other = async {
-            inside.notified().await;
-            let waiting = second.run(place.gate(LEASE), other_work, 1);
-            let release = async {
-                // The second one waits for the first one's row.
-                place.until_waiting().await;
-                go_on.notify_one();
-            };
-            tokio::join!(waiting, release);
-        };
-        tokio::join!(running, other);
-        assert_eq!(place.till.charges().await[&1], [1], "{isolation:?}");
-        assert_eq!(pay.runs.load(SeqCst), 1, "{isolation:?}");
-        assert_eq!(
-            *pay.told.lock().unwrap(),
-            ["receipt of attempt 1"],
-            "{isolation:?}"
-        );
-    }
-}
-
-/// Adds to two accounts, in the order that the payment says: two at once cross each other.
-struct Cross {
-    table: String,
-    both: Arc<Barrier>,
-    crossed: Arc<AtomicU32>,
-}
-
-impl TransactionalHandler<PostgresTransaction> for Cross {
-    type Output = ();
-
-    async fn handle(
-        &self,
-        message: &Message,
-        _: &Attempt,
-        transaction: &mut PostgresTransaction,
-    ) -> Result<(), Failure> {
-        let Payment { id } = message.json()?;
-        let update = format!(
-            "UPDATE {} SET attempt = attempt + 1 WHERE id = $1",
-            self.table
-        );
-        let (first, second) = if id % 2 == 0 {
-            (101_i64, 102_i64)
-        } else {
-            (102, 101)
-        };
-        transaction.execute(&update, &[&first]).await?;
-        if self.crossed.fetch_add(1, SeqCst) < 2 {
-            self.both.wait().await;
-        }
-        transaction.execute(&update, &[&second]).await?;
-        Ok(())
-    }
-}
-
-// invariant: conflict-costs-attempt
-#[tokio::test(flavor = "multi_thread")]
-async fn a_deadlock_or_serialization_failure_is_repeated_and_costs_no_attempt() {
-    for isolation in ISOLATIONS {
-        let place = Place::new(Client::TokioPostgres).await;
-        let setup = format!("INSERT INTO {} VALUES (101, 0), (102, 0)", place.till.table);
-        place
-            .postgres_client()
-            .await
-            .batch_execute(&setup)
-            .await
-            .unwrap();
-        let crossed = Arc::new(AtomicU32::new(0));
-        let cross = Cross {
-            table: place.till.table.clone(),
-            both: Arc::new(Barrier::new(2)),
-            crossed: Arc::clone(&crossed),
-        };
-        let transactions = place
-            .postgres()
-            .transactions()
-            .unwrap()
-            .isolation(isolation);
-        let bench = Bench::of(&[1, 2]);
-        bench
-            .run(
-                place.gate(LEASE),
-                Transactional::new(transactions, cross),
-                2,
-            )
-            .await;
-        let balances = place.till.charges().await;
-        assert_eq!(
-            (&balances[&101], &balances[&102]),
-            (&vec![2], &vec![2]),
-            "{isolation:?}"
-        );
-        assert!(
-            crossed.load(SeqCst) > 2,
-            "{isolation:?}: nothing was in the way"
-        );
-        assert_eq!(bench.counters.total("retries"), 0, "{isolation:?}");
-        assert_eq!(bench.letters.causes(), [""; 0], "{isolation:?}");
-        for id in [1, 2] {
-            let looked = place
-                .store
-                .read(vec![key_of(&place.scope, id)])
-                .await
-                .remove(0)
-                .unwrap();
-            assert!(
-                matches!(looked.unwrap().record.state, State::Completed { .. }),
-                "{isolation:?}"
-            );
-        }
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn transactions_of_another_database_are_refused_at_the_start() {
-    let (place, other) = (
-        Place::new(Client::TokioPostgres).await,
-        Place::journaled(Client::TokioPostgres).await,
-    );
+    let place = Place::new(Client::TokioPostgres).await;
+    let other = Place::journaled(Client::TokioPostgres).await;
     let pay = Transactional::new(
         other.postgres().transactions().unwrap(),
         Pay::new(&place, After::Return),

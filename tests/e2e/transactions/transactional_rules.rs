@@ -24,11 +24,10 @@ pub(crate) const STATES: [&str; 6] = [
 
 /// Brings the record of a payment into a state, by the store's own operations.
 pub(crate) async fn prepare(place: &Place, id: i64, state: &str) {
-    let (key, token) = (
-        key_of(&place.scope, id),
-        Token::from_bits(fastrand::u128(..)),
-    );
-    let (lease, retention) = (Duration::from_secs(5), Duration::from_secs(86_400));
+    let key = key_of(&place.scope, id);
+    let token = Token::from_bits(fastrand::u128(..));
+    let lease = Duration::from_secs(5);
+    let retention = Duration::from_secs(86_400);
     let claim = Operation::Claim {
         token,
         lease,
@@ -41,25 +40,15 @@ pub(crate) async fn prepare(place: &Place, id: i64, state: &str) {
         .to_owned()
         .to_stored(Codec::Json)
         .unwrap();
+    let complete = Operation::Complete {
+        token,
+        fingerprint: None,
+        result: receipt,
+        retention,
+    };
     let (end, passes) = match state {
-        "completed" => (
-            Operation::Complete {
-                token,
-                fingerprint: None,
-                result: receipt,
-                retention,
-            },
-            Duration::ZERO,
-        ),
-        "expired" => (
-            Operation::Complete {
-                token,
-                fingerprint: None,
-                result: receipt,
-                retention,
-            },
-            retention * 2,
-        ),
+        "completed" => (complete, Duration::ZERO),
+        "expired" => (complete, retention * 2),
         "released" => {
             let delay = Duration::from_secs(1);
             (
@@ -105,7 +94,8 @@ pub(crate) async fn verdict_of(place: &Place, id: i64) -> Verdict {
         .await
         .remove(0)
         .unwrap();
-    let (token, lease) = (Token::from_bits(1), LEASE);
+    let token = Token::from_bits(1);
+    let lease = LEASE;
     let claim = Operation::Claim {
         token,
         lease,
@@ -131,7 +121,8 @@ async fn what_a_transaction_does_with_a_record_is_what_the_rules_give() {
             let place = Place::patient(client).await;
             prepare(&place, 1, state).await;
             let verdict = verdict_of(&place, 1).await;
-            let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, After::Return));
+            let bench = Bench::of(&[1]);
+            let pay = Pay::new(&place, After::Return);
             bench
                 .run(place.gate(LEASE), place.transactional(pay.clone()).await, 1)
                 .await;
@@ -143,7 +134,7 @@ async fn what_a_transaction_does_with_a_record_is_what_the_rules_give() {
                     check_completed(&place, 1, grant.attempt, &format!("{client}, {state}")).await;
                 }
                 Verdict::Completed { .. } => {
-                    assert_eq!(told, ["receipt of before"], "{client}, {state}")
+                    assert_eq!(told, ["receipt of before"], "{client}, {state}");
                 }
                 Verdict::Failed { .. } => {
                     assert_eq!(

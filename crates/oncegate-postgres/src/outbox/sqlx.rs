@@ -4,7 +4,7 @@ use oncegate_runtime::failure::BoxError;
 use sqlx::Transaction;
 use sqlx::postgres::{PgConnection, Postgres};
 
-use super::{INSERT, OutboxRow, OutboxTransaction};
+use super::write::{INSERT, OutboxRow, OutboxTransaction};
 
 impl OutboxTransaction for Transaction<'_, Postgres> {
     async fn insert(&mut self, row: &OutboxRow<'_>) -> Result<(), BoxError> {

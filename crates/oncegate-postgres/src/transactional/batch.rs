@@ -13,10 +13,10 @@ use oncegate_runtime::transaction::Completing;
 use oncegate_runtime::transactional::{BatchBegun, CommitError, KEY_WAIT};
 use tokio_postgres::types::{ToSql, Type};
 
-use super::{
-    GUARD, Hold, INTERFERES, Isolation, PostgresTransaction, PostgresTransactions, Waits,
-    begin_sql, not_committed, set_lock_timeout,
-};
+use super::begin::{begin_sql, set_lock_timeout};
+use super::commit::{INTERFERES, not_committed};
+use super::confirm::{GUARD, Waits};
+use super::{Hold, Isolation, PostgresTransaction, PostgresTransactions};
 use crate::errors::{self, Trouble};
 use crate::row::{self, Completions};
 
@@ -47,7 +47,7 @@ async fn try_begin(
     begin: &str,
     limit: Duration,
 ) -> Result<Option<Vec<Option<Hold>>>, Trouble> {
-    let not_executed = |error: tokio_postgres::Error| errors::not_executed(&error);
+    let not_executed = |error| errors::not_executed(&error);
     let insert = client
         .prepare_cached(row::COMPLETE_ALL_ABSENT)
         .await
@@ -70,18 +70,16 @@ async fn try_begin(
     let (begun, inserted, set) = begun.await;
     let row = begun.and(inserted).map_err(not_executed)?;
     set.map_err(not_executed)?;
-    let read = |name| {
-        row.try_get::<_, Option<Vec<String>>>(name)
-            .map(Option::unwrap_or_default)
-    };
-    let (taken, places) = (
-        read("keys").map_err(not_executed)?,
-        read("places").map_err(not_executed)?,
-    );
+    // Null when there are none.
+    let taken: Option<Vec<String>> = row.try_get("keys").map_err(not_executed)?;
+    let places: Option<Vec<String>> = row.try_get("places").map_err(not_executed)?;
     let holds = holds(
         batch,
         row.try_get("xid").map_err(not_executed)?,
-        taken.into_iter().zip(places),
+        taken
+            .unwrap_or_default()
+            .into_iter()
+            .zip(places.unwrap_or_default()),
     );
     if holds.is_some() && row.try_get("asynchronous").unwrap_or(true) {
         client
@@ -92,25 +90,25 @@ async fn try_begin(
     Ok(holds)
 }
 
-/// How the transaction of this number holds each key of the batch, given the keys that it has taken
-/// and their places. `None`: it has taken none.
+/// The hold on each key of the batch of the transaction of this number, given the keys that it has
+/// taken and their places. `None`: it has taken none.
 pub(super) fn holds(
     batch: &[Completing],
     xid: &str,
     taken: impl Iterator<Item = (String, String)>,
 ) -> Option<Vec<Option<Hold>>> {
     let mut places: HashMap<String, String> = taken.collect();
-    let hold = |ctid| Hold::Record {
-        xid: xid.to_owned(),
-        ctid,
-    };
-    let is_any = !places.is_empty();
-    is_any.then(|| {
-        batch
-            .iter()
-            .map(|one| places.remove(one.key().as_str()).map(hold))
-            .collect()
-    })
+    if places.is_empty() {
+        return None;
+    }
+    let holds = batch.iter().map(|one| {
+        let ctid = places.remove(one.key().as_str())?;
+        Some(Hold::Record {
+            xid: xid.to_owned(),
+            ctid,
+        })
+    });
+    Some(holds.collect())
 }
 
 /// The parameters of [`row::ADD_RESULTS`]: one array for each column, without results that are
@@ -137,7 +135,7 @@ impl<'a> Results<'a> {
         all
     }
 
-    /// How many rows they change.
+    /// The number of rows that they change.
     pub(super) fn count(&self) -> u64 {
         self.keys.len() as u64
     }
@@ -153,7 +151,7 @@ pub(super) fn xid(batch: &[(Hold, Completing)]) -> &str {
     xid
 }
 
-/// One of the records that the transaction of a batch has written: all are in one commit.
+/// A record that the transaction of a batch has written, if there is one: all are in one commit.
 pub(super) fn written(batch: &[(Hold, Completing)]) -> Option<&Completing> {
     batch
         .iter()
@@ -165,9 +163,10 @@ pub(super) async fn commit(
     client: &ClientWrapper,
     batch: &[(Hold, Completing)],
 ) -> Result<Waits, CommitError> {
-    let failed = |error: tokio_postgres::Error| not_committed(&error);
+    let failed = |error| not_committed(&error);
     let guard = client.prepare_cached(GUARD).await.map_err(failed)?;
-    let (xid, results) = (xid(batch), Results::of(batch));
+    let xid = xid(batch);
+    let results = Results::of(batch);
     let numbers: [&(dyn ToSql + Sync); 1] = [&xid];
     // In this order on the wire. After a failed statement the server rolls back instead of
     // committing.

@@ -1,4 +1,4 @@
-//! Whether a transaction is open before its commit, and whether its standbys have it after the
+//! Checks that a transaction is open before its commit, and that its standbys have it after the
 //! commit.
 
 use oncegate_core::record::State;
@@ -6,7 +6,7 @@ use oncegate_core::store::{Store as _, StoreError};
 use oncegate_runtime::transaction::Completing;
 use oncegate_runtime::transactional::CommitError;
 
-use super::PostgresStore;
+use crate::PostgresStore;
 
 /// A statement that fails unless the transaction of this number is open and has not failed. `waits`
 /// is whether the commit waits for standbys.
@@ -15,7 +15,7 @@ SELECT 1 / CASE WHEN pg_current_xact_id_if_assigned()::text = $1 THEN 1 ELSE 0 E
 current_setting('synchronous_standby_names') <> '' \
 AND current_setting('synchronous_commit') NOT IN ('off', 'local') AS waits";
 
-/// Whether a commit waits for synchronous standbys.
+/// The servers that a commit waits for.
 ///
 /// A session may take over other settings between [`GUARD`] and the commit. Then a commit that is
 /// the first to wait counts as one that does not.
@@ -48,12 +48,13 @@ pub(super) async fn read_back(
     let reading = store.read(vec![written.key().clone()]);
     let read = tokio::time::timeout(written.limit(), reading).await;
     let read = read.ok().and_then(|answers| answers.into_iter().next());
-    let silence = || {
-        Err(StoreError::unknown(
-            "the server did not confirm the commit in time",
-        ))
-    };
-    let snapshot = read.unwrap_or_else(silence).map_err(CommitError::Unknown)?;
+    let snapshot = read
+        .unwrap_or_else(|| {
+            Err(StoreError::unknown(
+                "the server did not confirm the commit in time",
+            ))
+        })
+        .map_err(CommitError::Unknown)?;
     match snapshot.map(|snapshot| snapshot.record.state) {
         Some(State::Completed { by, .. }) if by == written.token().tag() => Ok(()),
         _ => Err(CommitError::Unknown(StoreError::unknown(

@@ -32,27 +32,28 @@ impl PostgresTransaction {
         }
     }
 
-    /// What has begun; without a hold, nothing stays open.
+    /// Returns the transaction that has begun; without a hold, nothing stays open.
     pub(super) async fn begun<H>(
         self,
         begun: Result<Result<Option<H>, Trouble>, Elapsed>,
     ) -> Result<Begun<Self, H>, Trouble> {
-        let silence = |_| Err(StoreError::unavailable("the server did not answer in time").into());
-        match begun.unwrap_or_else(silence) {
-            Ok(Some(hold)) => Ok(Begun::Open(self, hold)),
-            Ok(None) => {
+        match begun {
+            Ok(Ok(Some(hold))) => Ok(Begun::Open(self, hold)),
+            Ok(Ok(None)) => {
                 self.roll_back().await;
                 Ok(Begun::RecordExists)
             }
-            Err(trouble) if trouble.row_held => {
+            Ok(Err(trouble)) if trouble.row_held => {
                 self.roll_back().await;
                 Ok(Begun::Held)
             }
-            Err(trouble) if trouble.crossed => {
+            // The server goes on after these, so the connection can be used again.
+            Ok(Err(trouble)) if trouble.crossed => {
                 self.roll_back().await;
                 Err(trouble)
             }
-            Err(trouble) => Err(trouble),
+            Ok(Err(trouble)) => Err(trouble),
+            Err(_) => Err(StoreError::unavailable("the server did not answer in time").into()),
         }
     }
 
@@ -71,7 +72,7 @@ impl PostgresTransaction {
     }
 }
 
-/// How long a rollback may take before its connection is closed instead.
+/// The time limit of a rollback; after that, its connection is closed instead.
 pub(super) const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 
 impl Deref for PostgresTransaction {

@@ -19,10 +19,10 @@ use tokio::time::error::Elapsed;
 
 use super::super::commit::sqlx::{complete, in_doubt, not_executed, state};
 use super::batch::{Results, begin_batch_sql, holds, written, xid};
-use super::{
-    ASSIGN_NUMBER, ENDED_BY_HANDLER, GUARD, Hold, INTERFERES, Isolation, PostgresStore, Tries,
-    Waits, begin_sql, read_back, set_lock_timeout,
-};
+use super::begin::{ASSIGN_NUMBER, begin_sql, set_lock_timeout};
+use super::commit::{ENDED_BY_HANDLER, INTERFERES};
+use super::confirm::{GUARD, Waits, read_back};
+use super::{Hold, Isolation, PostgresStore, Tries};
 use crate::errors::{self, Trouble};
 use crate::row::{self, Completions};
 
@@ -149,7 +149,7 @@ impl SqlxTransactions {
 
 type OpenedBy<H> = Begun<Transaction<'static, Postgres>, H>;
 
-/// What a try to begin leads to: an end, or another try.
+/// The consequence of a try to begin: an end, or another try.
 fn after_try<H>(
     begun: Result<Result<OpenedBy<H>, Error>, Elapsed>,
     tries: &mut Tries,
@@ -353,14 +353,11 @@ async fn within(
     limit: Duration,
     committing: impl Future<Output = Result<Waits, CommitError>> + Send,
 ) -> Result<Waits, CommitError> {
-    let silence = |_| {
+    tokio::time::timeout(limit, committing).await.map_err(|_| {
         CommitError::Unknown(StoreError::unknown(
             "the server did not answer the commit in time",
         ))
-    };
-    tokio::time::timeout(limit, committing)
-        .await
-        .map_err(silence)?
+    })?
 }
 
 async fn send_commit(transaction: Transaction<'static, Postgres>) -> Result<(), CommitError> {

@@ -18,17 +18,17 @@ impl Subject for SqliteBench {
 
     async fn pass(&self, waits: &[(StoreKey, Duration)]) {
         let waits = waits.to_vec();
-        let pass = move |connection: &rusqlite::Connection| {
+        let pass = self.store.inner.writer.ask(move |connection| {
             waits
                 .iter()
                 .try_for_each(|(key, wait)| row::pass(connection, key, *wait))
-        };
-        self.store.inner.writer.ask(pass).await.unwrap();
+        });
+        pass.await.unwrap();
     }
 
     async fn plant(&self, records: &[(StoreKey, Record)]) {
         let records = records.to_vec();
-        let plant = move |connection: &rusqlite::Connection| {
+        let plant = self.store.inner.writer.ask(move |connection| {
             let now_ms = row::now(connection, false)?.millis();
             records.iter().try_for_each(|(key, record)| {
                 let expires_at = StoreTime::from_millis(now_ms + record.expires_at.millis());
@@ -41,8 +41,8 @@ impl Subject for SqliteBench {
                     },
                 )
             })
-        };
-        self.store.inner.writer.ask(plant).await.unwrap();
+        });
+        plant.await.unwrap();
     }
 }
 

@@ -1,4 +1,4 @@
-//! What becomes of expired records.
+//! The removal of expired records.
 
 use std::sync::mpsc;
 use std::sync::{Mutex, PoisonError};
@@ -7,7 +7,7 @@ use super::*;
 use oncegate_runtime::failure::BoxError;
 use oncegate_store_toolkit::archive::{ArchiveFile, Expired};
 
-/// How long a busy machine may take.
+/// The longest time that a busy machine may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A store whose purge never rests.
@@ -22,6 +22,14 @@ async fn expire(store: &SqliteStore, numbers: impl Iterator<Item = u32>) {
             .await
             .unwrap();
     }
+}
+
+async fn expire_all(store: &SqliteStore) {
+    let expire = store
+        .inner
+        .writer
+        .ask(|connection| connection.execute("UPDATE records SET expires_at_ms = 7", []));
+    expire.await.unwrap();
 }
 
 /// Works on other keys until so many records were removed.
@@ -61,18 +69,20 @@ async fn walks_come_sooner_than_they_must_and_until_nothing_expired_is_left() {
     // A backlog that came while nothing was removed, and what comes behind it.
     for round in 1..=2 {
         completed(&store, 5_000, DAY).await;
-        let expire_all = |connection: &rusqlite::Connection| {
-            connection
-                .execute("UPDATE records SET expires_at_ms = 7", [])
-                .map(|_| ())
-        };
-        store.inner.writer.ask(expire_all).await.unwrap();
+        expire_all(&store).await;
         let purged = tokio::time::timeout(PATIENCE, until_purged(&store, round * 5_000)).await;
         assert!(
             purged.is_ok(),
             "{} were removed after round {round}",
             store.stats().purged
         );
+    }
+}
+
+/// Works on other keys until the age of the oldest expired record is so.
+async fn until_oldest(store: &SqliteStore, is: fn(Option<Duration>) -> bool) {
+    while !is(store.upkeep().oldest_expired) {
+        one(store, claim("busy", 1)).await.unwrap();
     }
 }
 
@@ -90,18 +100,13 @@ async fn the_age_of_the_oldest_expired_record_is_told_while_it_is_there() {
         }
     };
     let store = eager(&place).archive(moody).open().await.unwrap();
-    let until = async |is: fn(Option<Duration>) -> bool| {
-        while !is(store.upkeep().oldest_expired) {
-            one(&store, claim("busy", 1)).await.unwrap();
-        }
-    };
-    until(|age| age == Some(Duration::ZERO)).await;
+    until_oldest(&store, |age| age == Some(Duration::ZERO)).await;
     completed(&store, 5, DAY).await;
     expire(&store, 0..5).await;
-    until(|age| age > Some(DAY / 2)).await;
+    until_oldest(&store, |age| age > Some(DAY / 2)).await;
     refuses.store(false, std::sync::atomic::Ordering::SeqCst);
     until_purged(&store, 5).await;
-    until(|age| age == Some(Duration::ZERO)).await;
+    until_oldest(&store, |age| age == Some(Duration::ZERO)).await;
 }
 
 // invariant: archive-in-sqlite
@@ -169,12 +174,7 @@ async fn a_slow_archive_is_in_nobodys_way_and_what_is_claimed_meanwhile_stays() 
     };
     let store = eager(&place).archive(slow).open().await.unwrap();
     completed(&store, 2, DAY).await;
-    let expire_both = |connection: &rusqlite::Connection| {
-        connection
-            .execute("UPDATE records SET expires_at_ms = 7", [])
-            .map(|_| ())
-    };
-    store.inner.writer.ask(expire_both).await.unwrap();
+    expire_all(&store).await;
     let archived = tokio::task::spawn_blocking(move || is_entered.recv().unwrap())
         .await
         .unwrap();

@@ -21,11 +21,14 @@ async fn main() -> Result<(), BoxError> {
     let [brokers, topic, group, messages, bounds] = *arguments.as_slice() else {
         return Err("flood BROKERS TOPIC GROUP MESSAGES default|small".into());
     };
-    let (messages, before): (usize, u64) = (messages.parse()?, kib("VmRSS")?);
-    let (handled, enough) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+    let messages: usize = messages.parse()?;
+    let before: u64 = kib("VmRSS")?;
+    let handled = Arc::new(AtomicUsize::new(0));
+    let enough = Arc::new(Notify::new());
     let done = Arc::clone(&enough);
     let handler = move |_: Message, _: Attempt| {
-        let (handled, enough) = (Arc::clone(&handled), Arc::clone(&enough));
+        let handled = Arc::clone(&handled);
+        let enough = Arc::clone(&enough);
         async move {
             tokio::time::sleep(HANDLER).await;
             if handled.fetch_add(1, Ordering::Relaxed) + 1 >= messages {

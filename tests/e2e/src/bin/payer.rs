@@ -25,9 +25,9 @@ use oncegate::{
 use oncegate_testkit::{Client, End, Payment, Step, Then, Till, Wire};
 use tokio_postgres::NoTls;
 
+/// The longest wait for a server that is busy.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// Short: a payment of a killed worker waits for it.
-/// How long a server that is busy is waited for.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
 const LEASE: Duration = Duration::from_millis(600);
 /// Kills use up attempts, and none of them may end as a dead letter.
 const MAX_ATTEMPTS: u32 = 254;
@@ -132,9 +132,9 @@ impl TransactionalBatchHandler<SqliteTransaction> for Poisoned {
 /// All payments of a worker fit into one.
 const BATCHES: BatchLimits = BatchLimits::new(7).wait(Duration::from_millis(50));
 
-/// How many more times the point is passed; at the last one the process ends or stops.
+/// The number of times that the point is still passed; at the last one the process ends or stops.
 static PASSES: AtomicU64 = AtomicU64::new(0);
-/// Whether to stop there instead of dying.
+/// 1 to stop there instead of dying.
 static STOPS: AtomicU64 = AtomicU64::new(0);
 
 /// The point.
@@ -182,7 +182,8 @@ async fn main() -> Result<(), BoxError> {
         );
     };
     let client: Client = client.parse()?;
-    let (statement, step): (usize, usize) = (statement.parse()?, step.parse()?);
+    let statement: usize = statement.parse()?;
+    let step: usize = step.parse()?;
     PASSES.store(passes.parse()?, SeqCst);
     STOPS.store(u64::from(action == "stop"), SeqCst);
     let mut till = Till {
@@ -194,67 +195,46 @@ async fn main() -> Result<(), BoxError> {
     let (store, work, _wire) = if client == Client::Sqlite {
         till.on_statement = Some(pass);
         let store = SqliteStore::open(url).await?;
-        let work = match transaction.as_str() {
-            "given" => Work::Given(Transactional::new(store.transactions(), till)),
-            "poisoned" => Work::Given(Transactional::new(store.transactions(), Poisoned(till))),
-            "batched" => Work::Given(Transactional::batched(store.transactions(), BATCHES, till)),
-            "batched-poisoned" => Work::Given(Transactional::batched(
-                store.transactions(),
-                BATCHES,
-                Poisoned(till),
-            )),
-            _ => Work::Own(Pay(till)),
-        };
+        let work = on_file(&store, transaction, till);
         (Arc::new(store) as Arc<dyn Store>, work, None)
     } else {
-        let wire = Wire::before(url, move |number, at| {
-            let here = match at {
-                Step::Asked(_) => number == statement && step == 0,
-                Step::Sent(_) => number == statement && step == 1,
-                Step::Answered(_) => number == statement + 1 && step == 2,
-            };
-            if here {
-                pass();
-            }
-            Then::Go
-        });
-        let wire = wire.await;
+        let wire = passing_wire(url, statement, step).await;
         wire.url().clone_into(&mut till.url);
         let work = on_server(client, transaction, till, url).await?;
-        (
-            Arc::new(
-                PostgresStore::builder(url)
-                    .start_patience(PATIENCE)
-                    .connect()
-                    .await?,
-            ) as Arc<dyn Store>,
-            work,
-            Some(wire),
-        )
+        let store = PostgresStore::builder(url)
+            .start_patience(PATIENCE)
+            .connect()
+            .await?;
+        (Arc::new(store) as Arc<dyn Store>, work, Some(wire))
     };
     let payments: Vec<_> = ids
         .split(',')
         .map(|id| ("", format!(r#"{{"id":{id}}}"#)))
         .collect();
-    let (count, list) = (payments.len(), List::of("payments", payments));
+    let count = payments.len();
+    let list = List::of("payments", payments);
     // One at a time on a file, so that the number of the statement identifies the point.
     let concurrency = if client == Client::Sqlite { 1 } else { 3 };
     let gate = Gate::new(scope, Key::json(["id"]), store)
         .lease(LEASE)
         .transactional();
-    let source = Listed(Arc::clone(&list));
-    let consumer = match work {
-        Work::Own(pay) => Consumer::new(source, gate, pay),
-        Work::Given(given) => Consumer::new(source, gate, given),
+    let consumer = work.consumer(Listed(Arc::clone(&list)), gate);
+    let attempts = if transaction.ends_with("poisoned") {
+        FEW_ATTEMPTS
+    } else {
+        MAX_ATTEMPTS
     };
-    let is_poisoned = transaction.ends_with("poisoned");
-    consumer
+    unhindered(consumer)
         .concurrency(concurrency)
-        .max_attempts(if is_poisoned {
-            FEW_ATTEMPTS
-        } else {
-            MAX_ATTEMPTS
-        })
+        .max_attempts(attempts)
+        .run_until(async move { list.until_acked(count).await })
+        .await?;
+    Ok(())
+}
+
+/// A consumer that retries at once, and that no number of dead letters stops.
+fn unhindered(consumer: Consumer) -> Consumer {
+    consumer
         .dead_letters(Arc::new(Letters::default()))
         .dead_letter_limit(DeadLetterLimit {
             in_a_row: 1_000_000,
@@ -264,18 +244,52 @@ async fn main() -> Result<(), BoxError> {
             Duration::from_millis(5),
             Duration::from_millis(50),
         ))
-        .run_until(async move { list.until_acked(count).await })
-        .await?;
-    Ok(())
 }
 
-/// What the consumer runs.
+/// The work of the consumer.
 enum Work {
     Own(Pay),
     Given(Transactional),
 }
 
-/// The transactions go through the proxy, and so does what the store writes for them. For a batch
+impl Work {
+    fn consumer(self, source: Listed, gate: Gate) -> Consumer {
+        match self {
+            Self::Own(pay) => Consumer::new(source, gate, pay),
+            Self::Given(given) => Consumer::new(source, gate, given),
+        }
+    }
+}
+
+/// A proxy before the server, which passes the point at this step of this statement.
+async fn passing_wire(url: &str, statement: usize, step: usize) -> Wire {
+    Wire::before(url, move |number, at| {
+        let here = match at {
+            Step::Asked(_) => number == statement && step == 0,
+            Step::Sent(_) => number == statement && step == 1,
+            Step::Answered(_) => number == statement + 1 && step == 2,
+        };
+        if here {
+            pass();
+        }
+        Then::Go
+    })
+    .await
+}
+
+/// The work on an SQLite file.
+fn on_file(store: &SqliteStore, transaction: &str, till: Till) -> Work {
+    let transactions = store.transactions();
+    Work::Given(match transaction {
+        "given" => Transactional::new(transactions, till),
+        "poisoned" => Transactional::new(transactions, Poisoned(till)),
+        "batched" => Transactional::batched(transactions, BATCHES, till),
+        "batched-poisoned" => Transactional::batched(transactions, BATCHES, Poisoned(till)),
+        _ => return Work::Own(Pay(till)),
+    })
+}
+
+/// The work on a server. The transactions go through the proxy, and so does what the store writes for them. For a batch
 /// it does not: it would pass the point before the one transaction.
 async fn on_server(
     client: Client,

@@ -171,7 +171,9 @@ async fn load(file: &str, journal: &str, cycle: u64, synchronous: Synchronous) -
     let journal = Arc::new(journal.expect("the journal can be written"));
     let next = Arc::new(AtomicU64::new(0));
     let tasks = (0..IN_FLIGHT).map(|_| {
-        let (store, journal, next) = (store.clone(), Arc::clone(&journal), Arc::clone(&next));
+        let store = store.clone();
+        let journal = Arc::clone(&journal);
+        let next = Arc::clone(&next);
         tokio::spawn(async move {
             loop {
                 let message = Message {
@@ -239,7 +241,8 @@ async fn take(store: &SqliteStore, message: Message, step: Step) -> Result<(), S
 
 /// The last answered step of each message.
 fn answered(journal: &str) -> (u64, BTreeMap<Message, Step>) {
-    let (mut answers, mut last) = (0, BTreeMap::new());
+    let mut answers = 0;
+    let mut last = BTreeMap::new();
     for line in BufReader::new(File::open(journal).expect("there is a journal")).lines() {
         let line = line.expect("the journal can be read");
         let fields: Option<Vec<u64>> = line.split(' ').map(|field| field.parse().ok()).collect();
@@ -279,7 +282,8 @@ async fn check(file: &str, journal: &str) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let (mut lost, mut unanswered) = (0, 0_u64);
+    let mut lost = 0;
+    let mut unanswered = 0_u64;
     let messages: Vec<(&Message, &Step)> = last.iter().collect();
     for messages in messages.chunks(LOOK_KEYS) {
         let snapshot = store

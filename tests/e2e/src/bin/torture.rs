@@ -278,12 +278,10 @@ async fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let (json, minutes, seed, report_to) = (
-        settings.json,
-        settings.minutes,
-        settings.seed,
-        settings.report.clone(),
-    );
+    let json = settings.json;
+    let minutes = settings.minutes;
+    let seed = settings.seed;
+    let report_to = settings.report.clone();
     let here = std::env::current_exe().expect("a program knows where it is");
     let programs = (
         here.with_file_name("fire_worker"),

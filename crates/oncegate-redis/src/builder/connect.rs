@@ -1,0 +1,222 @@
+//! Connects a store with the options of its builder.
+
+use std::sync::{Arc, Mutex};
+
+use deadpool_redis::Pool;
+use oncegate_core::store::StoreError;
+use redis::ConnectionInfo;
+
+use super::{Origin, RedisBuilder, SentinelLogin};
+use crate::address::{self, Address};
+use crate::buckets::Buckets;
+use crate::cluster::{Cluster, Primary};
+use crate::connector::{self, Connector, Opener};
+use crate::driver::Driver;
+use crate::durability::Durability;
+use crate::link::{Node, Shared};
+use crate::login::Login;
+use crate::losses::Losses;
+use crate::memory::FullestServer;
+use crate::sentinel::Sentinels;
+use crate::topology::Topology;
+use crate::watch::watch;
+use crate::{Inner, RedisStore};
+
+/// The source of the connections after the URL was parsed.
+enum Target {
+    Address(Box<Address>),
+    Pool(Pool),
+}
+
+impl RedisBuilder {
+    pub(super) async fn try_connect(&self) -> Result<RedisStore, StoreError> {
+        let Self {
+            response_timeout,
+            accepted,
+            durability,
+            grants_after_loss,
+            watch_interval,
+            ..
+        } = *self;
+        let opener = Opener {
+            connect_timeout: self.connect_timeout,
+            login: Arc::new(self.login.clone()),
+        };
+        let (target, expected_keys) = match &self.origin {
+            Origin::Url(url) => address::parse(url)
+                .map(|(address, keys)| (Target::Address(Box::new(address)), keys))?,
+            Origin::Pool(pool) => (Target::Pool(pool.clone()), None),
+        };
+        let scripts = self
+            .scripts
+            .clone()
+            .durable(durability != Durability::Primary);
+        let scripts = Arc::new(match self.expected_keys.or(expected_keys) {
+            Some(expected_keys) => scripts.in_buckets(Buckets::for_keys(expected_keys)?),
+            None => scripts,
+        });
+        let losses = Arc::new(Losses::new(accepted.evicting_policy, !grants_after_loss));
+        let shared = Shared {
+            scripts: Arc::clone(&scripts),
+            response_timeout,
+            durability,
+            losses: Arc::clone(&losses),
+            is_sharded: Arc::default(),
+        };
+        let driver = Driver::start()?;
+        let mut warnings = Vec::new();
+        let (topology, address) = self
+            .reach(target, &driver, opener, shared, &mut warnings)
+            .await?;
+        let watched = Arc::clone(&losses);
+        let jobs = driver.jobs();
+        let memory = Arc::new(FullestServer::default());
+        let sized = Arc::clone(&memory);
+        match &topology {
+            Topology::One(node) => {
+                let node = Arc::clone(node);
+                jobs.run(watch(watched, sized, watch_interval, move || {
+                    vec![Primary::alone(Arc::clone(&node))]
+                }));
+            }
+            Topology::Cluster(cluster) => {
+                jobs.run(watch(watched, sized, watch_interval, cluster.lister()));
+            }
+        }
+        let inner = Inner {
+            topology,
+            scripts,
+            address,
+            warnings,
+            durability,
+            accepted,
+            losses,
+            memory,
+            tried: Mutex::default(),
+            _driver: driver,
+        };
+        Ok(RedisStore {
+            inner: Arc::new(inner),
+        })
+    }
+
+    /// Connects, and returns the name of the server or cluster.
+    async fn reach(
+        &self,
+        target: Target,
+        driver: &Driver,
+        opener: Opener,
+        shared: Shared,
+        warnings: &mut Vec<String>,
+    ) -> Result<(Topology, String), StoreError> {
+        let address = match target {
+            Target::Pool(pool) => {
+                return Ok((
+                    one(driver, Connector::Pool(pool), "", shared).await?,
+                    String::new(),
+                ));
+            }
+            Target::Address(address) => *address,
+        };
+        match address {
+            Address::Server(info) => {
+                let info = self.prepared(info, &self.login, warnings)?;
+                let address = info.addr().to_string();
+                Ok((
+                    one(
+                        driver,
+                        Connector::Server(Arc::new(info), opener),
+                        &address,
+                        shared,
+                    )
+                    .await?,
+                    address,
+                ))
+            }
+            Address::Cluster(seeds) => {
+                let seeds = seeds
+                    .into_iter()
+                    .map(|seed| self.prepared(seed, &self.login, warnings));
+                let seeds: Vec<ConnectionInfo> = seeds.collect::<Result<_, _>>()?;
+                let address = seeds
+                    .first()
+                    .map(|seed| seed.addr().to_string())
+                    .unwrap_or_default();
+                let cluster = Cluster::start(driver.jobs(), seeds, opener, shared).await?;
+                Ok((Topology::Cluster(cluster), address))
+            }
+            Address::Sentinels {
+                sentinels,
+                name,
+                primary,
+            } => {
+                let login = self.login.with_password(self.sentinel.file.clone());
+                let sentinels = sentinels
+                    .into_iter()
+                    .map(|info| self.prepared(self.logged_in(info), &login, warnings));
+                let sentinels = sentinels.collect::<Result<_, _>>()?;
+                let primary = self.prepared(primary, &self.login, warnings)?;
+                let of_sentinels = Opener {
+                    login: Arc::new(login),
+                    ..opener.clone()
+                };
+                let watched = Sentinels {
+                    sentinels,
+                    name: name.clone(),
+                    primary,
+                    opener,
+                    of_sentinels,
+                };
+                let connector = Connector::Sentinels(Arc::new(watched));
+                Ok((one(driver, connector, &name, shared).await?, name))
+            }
+        }
+    }
+
+    /// The settings of a connection with those of this builder, after a check of the files. Notes a
+    /// warning about a password in plain text.
+    fn prepared(
+        &self,
+        info: ConnectionInfo,
+        login: &Login,
+        warnings: &mut Vec<String>,
+    ) -> Result<ConnectionInfo, StoreError> {
+        let info = login.applied(info)?;
+        if warnings.is_empty() && address::shows_password(&info) {
+            warnings.push(
+                "The password is sent to another machine in plain text: use a URL that begins with rediss."
+                    .to_owned(),
+            );
+        }
+        Ok(connector::with_settings(info))
+    }
+
+    fn logged_in(&self, sentinel: ConnectionInfo) -> ConnectionInfo {
+        let SentinelLogin { user, password, .. } = &self.sentinel;
+        let settings = sentinel.redis_settings().clone();
+        let settings = password
+            .as_ref()
+            .map_or(settings.clone(), |password| settings.set_password(password));
+        let settings = if user.is_empty() {
+            settings
+        } else {
+            settings.set_username(user)
+        };
+        sentinel.set_redis_settings(settings)
+    }
+}
+
+/// Connects to one server. Returns when both of its lanes are connected.
+async fn one(
+    driver: &Driver,
+    connector: Connector,
+    address: &str,
+    shared: Shared,
+) -> Result<Topology, StoreError> {
+    let (node, ups) = Node::start(&driver.jobs(), address.into(), connector, shared);
+    for up in ups {
+        up.await
+            .unwrap_or_else(|_| Err(StoreError::unavailable("the store's thread ended")))?;
+    }
+    Ok(Topology::One(Arc::new(node)))
+}
