@@ -227,6 +227,7 @@ impl Drop for SessionEntry {
     fn drop(&mut self) {
         let mut received = self.session.lock();
         match self.number.checked_sub(received.listed + 1) {
+            // It is on no list yet.
             Some(ahead) => {
                 let place = usize::try_from(ahead)
                     .ok()
@@ -238,6 +239,7 @@ impl Drop for SessionEntry {
                     received.listed += 1;
                 }
             }
+            // Its list is removed when all of its messages are finished.
             None => {
                 let list = received.lists.range_mut(self.number..).next();
                 list.into_iter()

@@ -326,6 +326,7 @@ impl Rounds {
         let mut due = Vec::new();
         for (slot, held) in self.leases.lock().iter_mut().enumerate() {
             let Some(held) = held else { continue };
+            // A run that takes too long gets no more heartbeats, so that its lease lapses.
             let too_long = now >= held.run_until;
             if too_long || now + self.duty.lease / MARGIN_OF_LEASE >= held.valid_until {
                 self.cancel(

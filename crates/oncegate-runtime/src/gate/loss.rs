@@ -299,6 +299,7 @@ impl LossWatch {
     }
 
     async fn try_look(&self) -> Result<(), StoreError> {
+        // A known loss is written first: until then, other processes grant claims.
         let unwritten = self.lock().unwritten.clone();
         if let Some(loss) = unwritten {
             return self.write(&loss).await.map(drop);

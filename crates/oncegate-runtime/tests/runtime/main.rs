@@ -34,6 +34,7 @@ use std::time::Duration;
 use bench::{Bench, Gauge, LEASE, numbered};
 use oncegate::core::key::Scope;
 use oncegate::core::record::State;
+use oncegate::core::store::Store as _;
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::{Attempt, BoxError, Failure, Gate, Handler, Key, Message, Ordering};
 use tokio::sync::{Notify, oneshot};

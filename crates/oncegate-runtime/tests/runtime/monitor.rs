@@ -126,7 +126,7 @@ async fn it_says_where_it_is_in_its_life_and_what_it_has_in_hand() {
 #[tokio::test(start_paused = true)]
 async fn a_consumer_that_ends_by_itself_says_why() {
     let bench = Bench::of([("", "{not json".to_owned())]);
-    let source = super::Listed(Arc::clone(&bench.list));
+    let source = super::list::Listed(Arc::clone(&bench.list));
     let consumer = Consumer::new(
         source,
         bench.gate("runtime"),
