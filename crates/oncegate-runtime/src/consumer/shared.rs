@@ -126,7 +126,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) const ALL: u32 = 1 << 16;
-    /// The inverse of the part by which one message moves the average.
+    /// The divisor of the average: one message moves it by one part in this many.
     pub(super) const SHARE_OF_ONE: u32 = 64;
 
     pub(super) fn breaker(&self, route: usize) -> Option<&Switch> {

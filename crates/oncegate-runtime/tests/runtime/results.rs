@@ -105,14 +105,14 @@ async fn a_lost_or_damaged_result_goes_to_the_raw_hook_and_is_acknowledged() {
     type Damage = fn(&Flaky);
     let damages: [(&str, Damage); 4] = [
         ("not in the result store", |results| {
-            results.objects.lock().unwrap().clear()
+            results.objects.lock().unwrap().clear();
         }),
         ("damaged", |results| results.change(|bytes| bytes[500] ^= 1)),
         ("damaged", |results| {
-            results.change(|bytes| bytes.truncate(500))
+            results.change(|bytes| bytes.truncate(500));
         }),
         ("not in the result store", |results| {
-            results.change(|bytes| bytes.push(0))
+            results.change(|bytes| bytes.push(0));
         }),
     ];
     for (says, damage) in damages {
