@@ -8,8 +8,8 @@ use super::erased::{ErasedTransactional, ErasedTransactionalBatches};
 use crate::batch::{BatchHandler, BatchLimits, ErasedBatchHandler, ErasedBatches};
 use crate::handler::{ErasedHandler, Handler};
 
-/// A handler that a consumer runs for the messages of a route: a [`Handler`], a
-/// [`Batched`](crate::Batched) or a [`Transactional`](crate::Transactional).
+/// A handler that a consumer runs for the messages of a route: a [`Handler`], a [`Batched`]
+/// or a [`Transactional`](crate::Transactional).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no handler",
     note = "implement `Handler` for it, or wrap a `TransactionalHandler` by `Transactional::new`, a `BatchHandler` by \
