@@ -163,25 +163,25 @@ impl fmt::Debug for CommitAnnotation {
 /// The consumer's settings that a broker's settings must match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// How many attempts a message gets before it becomes a dead letter.
+    /// The number of attempts that a message gets before it becomes a dead letter.
     pub max_attempts: u32,
     /// The longest lease of the consumer's gates.
     pub lease: Duration,
     /// The shortest time that one of its gates keeps a completed record.
     pub retention: Duration,
-    /// How long handlers and source may continue after a stop.
+    /// The time for which handlers and source may continue after a stop.
     pub stop_deadline: Duration,
     /// The longest time that one of its gates allows a handler to run.
     pub max_run: Duration,
 }
 
-/// When a source may be asked for messages.
+/// The times at which a source may be asked for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Supply {
-    /// Before handlers are free, because the broker does not limit how long messages wait.
+    /// Receives before handlers are free: the broker does not limit how long messages wait.
     Ahead,
-    /// For as many as can run at once, and none while the store is unavailable, because the broker
+    /// Receives only what can run at once, and nothing while the store is unavailable: the broker
     /// counts deliveries, and delivers messages to other consumers after a while.
     OnDemand,
 }
@@ -204,8 +204,8 @@ pub trait AckHandle: Send + Sync + fmt::Debug {
     /// limited time.
     fn start(&self) -> bool;
 
-    /// Whether the delivery still is this consumer's, as far as the source knows. It must return at
-    /// once, from memory.
+    /// Returns whether the delivery still is this consumer's, as far as the source knows. It must
+    /// return at once, from memory.
     ///
     /// The consumer asks about once a second for each message that waits, and drops those that are
     /// not: a message that is delivered again would wait behind them. The default is `true`:
@@ -265,7 +265,7 @@ pub trait RetryQueue: Send + Sync + fmt::Debug {
     async fn send(&self, message: &Message, wait: Duration) -> Result<(), BoxError>;
 }
 
-/// Why a source cannot continue.
+/// The reason why a source cannot continue.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub struct SourceError {
@@ -303,7 +303,7 @@ impl SourceError {
         self
     }
 
-    /// Whether the server is unreachable, and may come back.
+    /// Returns whether the server is unreachable, and may come back.
     pub fn is_away(&self) -> bool {
         self.is_away
     }

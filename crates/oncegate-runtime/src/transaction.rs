@@ -99,13 +99,13 @@ impl Completing {
         &self.result
     }
 
-    /// How long the record is kept from now on.
+    /// Returns how long the record is kept from now on.
     pub fn retention(&self) -> Duration {
         self.retention
     }
 
-    /// How long the rest of the transaction may take: the gate's lease. In the meantime the record
-    /// is locked, and no other claim of the key is granted.
+    /// Returns how long the rest of the transaction may take: the gate's lease. In the meantime the
+    /// record is locked, and no other claim of the key is granted.
     pub fn limit(&self) -> Duration {
         self.lease
     }
@@ -132,8 +132,8 @@ impl Completing {
         }
     }
 
-    /// What the record holds afterwards, by the [rules](oncegate_core::rules), if it belongs to
-    /// this run.
+    /// Returns what the record holds afterwards, by the [rules](oncegate_core::rules), if it
+    /// belongs to this run.
     ///
     /// `record` must have been read at `now` under a lock that is held until the transaction ends.
     ///
@@ -225,15 +225,16 @@ impl Attempt {
         transaction: Tx,
         output: &T,
     ) -> impl Future<Output = Result<(), Failure>> + Send + use<S, Tx, T> {
-        let (completing, attempt) = (self.completing(output), self.clone());
+        let completing = self.completing(output);
+        let attempt = self.clone();
         async move {
             let limit = completing.limit();
             let committed =
                 tokio::time::timeout(limit, transaction.complete_and_commit(&completing)).await;
-            let silence =
-                || Err(format!("the transaction was not confirmed within {limit:?}").into());
             committed
-                .unwrap_or_else(|_| silence())
+                .unwrap_or_else(|_| {
+                    Err(format!("the transaction was not confirmed within {limit:?}").into())
+                })
                 .map_err(|error| not_confirmed(&attempt, error))
         }
     }
@@ -336,7 +337,7 @@ pub(crate) struct Unit {
 pub(crate) struct Attempted {
     /// The size of the result that it stores.
     pub(crate) result_bytes: u64,
-    /// Why the stored result is not the handler's.
+    /// The reason why the stored result is not the handler's.
     pub(crate) not_kept: Option<BoxError>,
     /// The error that the handler received.
     pub(crate) trouble: Option<String>,
@@ -386,7 +387,7 @@ impl Unit {
         }
     }
 
-    /// Whether a completion in a transaction was tried.
+    /// Returns whether a completion in a transaction was tried.
     pub(crate) fn is_attempted(&self) -> bool {
         self.lock().is_some()
     }

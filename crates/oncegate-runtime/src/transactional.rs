@@ -180,14 +180,14 @@ pub trait TransactionalBatchHandler<Tx>: Send + Sync + 'static {
 ///
 /// Implemented by `PostgresTransactions`, `SqlxTransactions` and `SqliteTransactions`.
 pub trait Transactions: Send + Sync + 'static {
-    /// What a handler works in. When it is dropped, it is rolled back.
+    /// The transaction that a handler works in. When it is dropped, it is rolled back.
     type Transaction: Send + 'static;
 
-    /// What the end of a transaction must know about its beginning.
+    /// The part of a transaction's beginning that its end must know.
     type Hold: Send + 'static;
 
-    /// Whether the client blocks its thread. A whole transaction, with its handler, then runs on a
-    /// thread that may block.
+    /// `true` if the client blocks its thread. A whole transaction, with its handler, then runs on
+    /// a thread that may block.
     const BLOCKS: bool = false;
 
     /// Reads the scope's descriptor over these connections. It shows whether they reach the
@@ -200,7 +200,7 @@ pub trait Transactions: Send + Sync + 'static {
         scope: &Scope,
     ) -> impl Future<Output = Result<Option<String>, StoreError>> + Send;
 
-    /// Where processes note what they have received.
+    /// Returns the place where processes note what they have received.
     fn sessions(&self) -> Arc<dyn Sessions>;
 
     /// Begins a transaction that the server ends after `limit`, and takes the key in it as `ground`
@@ -256,8 +256,8 @@ pub trait Transactions: Send + Sync + 'static {
     /// Rolls back. Dropping the transaction does the same, and may cost its connection.
     fn roll_back(&self, transaction: Self::Transaction) -> impl Future<Output = ()> + Send;
 
-    /// Whether an error that the handler has returned is no fault of its own. `error` is the error
-    /// or one of its causes.
+    /// Returns an excuse if an error that the handler has returned is no fault of its own. `error`
+    /// is the error or one of its causes.
     fn excuse(&self, error: &(dyn Error + 'static)) -> Option<Excuse>;
 }
 
@@ -265,7 +265,7 @@ pub trait Transactions: Send + Sync + 'static {
 /// is then split, and the key waits alone.
 pub const KEY_WAIT: Duration = Duration::from_secs(1);
 
-/// What a transaction finds of its key.
+/// The ground on which a transaction takes its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ground {
     /// Nothing is known of the key: the transaction begins by writing COMPLETED without a result.
@@ -275,10 +275,10 @@ pub enum Ground {
     Claimed,
 }
 
-/// What became of the beginning of a transaction.
+/// The result of beginning a transaction.
 #[derive(Debug)]
 pub enum Begun<Tx, Hold> {
-    /// It is open, and the key is its own.
+    /// The transaction is open, and the key is its own.
     Open(Tx, Hold),
     /// There is a record of the key. Nothing is open.
     RecordExists,
@@ -286,22 +286,23 @@ pub enum Begun<Tx, Hold> {
     Held,
 }
 
-/// What became of the beginning of the transaction of a batch: when it is open, with a hold for
-/// each key that it has taken, in the order of the batch.
+/// The result of beginning the transaction of a batch: when it is open, with a hold for each key
+/// that it has taken, in the order of the batch.
 pub type BatchBegun<Tx, Hold> = Begun<Tx, Vec<Option<Hold>>>;
 
-/// Why a transaction was not committed.
+/// The reason why a transaction was not committed.
 #[derive(Debug)]
 pub enum CommitError {
-    /// It was rolled back because of another transaction: a serialisation failure or a deadlock.
+    /// The transaction was rolled back because of another one: a serialisation failure or a
+    /// deadlock.
     Conflict(BoxError),
-    /// It was rolled back for another reason, such as a deferred constraint.
+    /// The transaction was rolled back for another reason, such as a deferred constraint.
     RolledBack(BoxError),
     /// The commit was sent and not answered: it may have happened, or still happen.
     Unknown(StoreError),
 }
 
-/// Why a failed transaction is no failed attempt.
+/// The reason why a failed transaction is no failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Excuse {
     /// Another transaction was in the way: a serialisation failure or a deadlock.
@@ -310,7 +311,7 @@ pub enum Excuse {
     ConnectionLost,
 }
 
-/// What each process has received and not finished, as lists of short digests of keys.
+/// The notes of what each process has received and not finished, as lists of short digests of keys.
 ///
 /// A process writes down what it has received before it hands any of it to a handler. When it ends
 /// without [`end`](Self::end), its lists remain, and other processes claim these keys before they
@@ -340,7 +341,7 @@ pub trait Sessions: Send + Sync + fmt::Debug {
     async fn end(&self, session: SessionId) -> Result<(), StoreError>;
 }
 
-/// How long the lists of a silent session are kept: a day.
+/// The time for which the lists of a silent session are kept: a day.
 pub const FORGOTTEN_AFTER: Duration = Duration::from_secs(86_400);
 
 /// A session: one run of a consumer in a scope.

@@ -31,14 +31,14 @@ async fn an_outage_uses_up_no_attempt() {
         1,
     ));
     let list = List::of("orders", [("", r#"{"id":1}"#.to_owned())]);
-    let (letters, attempts) = (
-        Arc::new(Letters::default()),
-        Arc::new(Mutex::new(Vec::new())),
-    );
+    let letters = Arc::new(Letters::default());
+    let attempts = Arc::new(Mutex::new(Vec::new()));
     let handler = {
-        let (store, attempts) = (Arc::clone(&store), Arc::clone(&attempts));
+        let store = Arc::clone(&store);
+        let attempts = Arc::clone(&attempts);
         move |_: Message, attempt: Attempt| {
-            let (store, attempts) = (Arc::clone(&store), Arc::clone(&attempts));
+            let store = Arc::clone(&store);
+            let attempts = Arc::clone(&attempts);
             async move {
                 let outages = {
                     let mut attempts = attempts.lock().unwrap();
@@ -78,7 +78,8 @@ type Told = Arc<Mutex<Vec<(u32, bool)>>>;
 async fn what_did_not_run_uses_up_no_attempt() {
     const TIMES: usize = 5;
     let list = List::of("orders", [("", r#"{"id":1}"#.to_owned())]);
-    let (letters, told) = (Arc::new(Letters::default()), Told::default());
+    let letters = Arc::new(Letters::default());
+    let told = Told::default();
     let noted = Arc::clone(&told);
     let handler = move |_: Message, attempt: Attempt| {
         let mut told = noted.lock().unwrap();
@@ -110,16 +111,16 @@ async fn what_did_not_run_uses_up_no_attempt() {
 async fn a_run_whose_record_was_lost_is_told_as_recovered_and_has_the_rest_of_its_lease_to_end() {
     let store = Arc::new(MemoryStore::new());
     let list = List::of("orders", [("", r#"{"id":1}"#.to_owned())]);
-    let (letters, told) = (Arc::new(Letters::default()), Told::default());
+    let letters = Arc::new(Letters::default());
+    let told = Told::default();
     let handler = {
-        let (store, told, lost_at) = (
-            Arc::clone(&store),
-            Arc::clone(&told),
-            Arc::new(Mutex::new(None)),
-        );
+        let store = Arc::clone(&store);
+        let told = Arc::clone(&told);
+        let lost_at = Arc::new(Mutex::new(None));
         move |_: Message, attempt: Attempt| {
-            let (store, told, lost_at) =
-                (Arc::clone(&store), Arc::clone(&told), Arc::clone(&lost_at));
+            let store = Arc::clone(&store);
+            let told = Arc::clone(&told);
+            let lost_at = Arc::clone(&lost_at);
             async move {
                 told.lock()
                     .unwrap()

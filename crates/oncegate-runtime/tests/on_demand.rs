@@ -7,208 +7,23 @@
     reason = "a test that cannot go on has failed"
 )]
 
-use std::collections::BTreeMap;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use oncegate::core::testing::fault::{FaultStore, Faults};
-use oncegate::observe::Observer;
-use oncegate::source::{AckHandle, Delivery, Source, SourceError, Supply, Terms};
 use oncegate::{
     Attempt, Consumer, ConsumerError, Counters, Entry, Failure, Gate, Key, MemoryStore, Message,
     Ordering, Origin,
 };
-use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
+#[path = "on_demand/queue.rs"]
+mod queue;
+
+use queue::{Queue, Reader, payload};
+
 const LEASE: Duration = Duration::from_secs(10);
-const LIMIT: Duration = Duration::from_secs(3_600);
-
-/// A queue in memory.
-#[derive(Debug, Default)]
-struct Queue {
-    state: Mutex<State>,
-    changed: Notify,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// What can be received, and from when on.
-    visible_from: BTreeMap<usize, Instant>,
-    /// What is in the consumer's hands.
-    held: BTreeMap<usize, CancellationToken>,
-    acked: Vec<usize>,
-    handed_back: Vec<(usize, Duration)>,
-    /// The most that were in its hands, or would have been if all that was asked for had been
-    /// there.
-    most_wanted: usize,
-    receives: usize,
-    /// Each message is in one of so many groups, or in none.
-    groups: usize,
-    terms: Option<Terms>,
-}
-
-impl Queue {
-    fn of(count: usize) -> Arc<Self> {
-        let queue = Self::default();
-        let now = Instant::now();
-        queue.state.lock().unwrap().visible_from = (0..count).map(|n| (n, now)).collect();
-        Arc::new(queue)
-    }
-
-    fn look<T>(&self, at: impl FnOnce(&mut State) -> T) -> T {
-        at(&mut self.state.lock().unwrap())
-    }
-
-    /// Waits until the queue is so.
-    async fn until(&self, so: impl Fn(&State) -> bool + Send + Sync) {
-        let waiting = async {
-            loop {
-                let changed = self.changed.notified();
-                if so(&self.state.lock().unwrap()) {
-                    return;
-                }
-                changed.await;
-            }
-        };
-        timeout(LIMIT, waiting)
-            .await
-            .unwrap_or_else(|_| panic!("{:?}", self.state));
-    }
-
-    async fn until_acked(&self, count: usize) {
-        self.until(|state| state.acked.len() >= count).await;
-    }
-
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state.lock().unwrap());
-        self.changed.notify_waiters();
-    }
-}
-
-/// What a consumer is given.
-#[derive(Debug)]
-struct Reader(Arc<Queue>);
-
-#[async_trait]
-impl Source for Reader {
-    fn agree(&self, terms: &Terms) -> Supply {
-        self.0.look(|state| state.terms = Some(*terms));
-        Supply::OnDemand
-    }
-
-    async fn open(&self, _: Arc<dyn Observer>) -> Result<(), SourceError> {
-        Ok(())
-    }
-
-    async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
-        loop {
-            let changed = self.0.changed.notified();
-            let (taken, next) = self.0.look(|state| {
-                state.receives += 1;
-                state.most_wanted = state.most_wanted.max(state.held.len() + most);
-                let now = Instant::now();
-                let visible = state.visible_from.iter().filter(|(_, from)| **from <= now);
-                let taken: Vec<usize> = visible.map(|(n, _)| *n).take(most).collect();
-                state.visible_from.retain(|n, _| !taken.contains(n));
-                let tokens: Vec<(usize, CancellationToken)> = taken
-                    .into_iter()
-                    .map(|n| (n, CancellationToken::new()))
-                    .collect();
-                state.held.extend(tokens.iter().cloned());
-                (tokens, state.visible_from.values().min().copied())
-            });
-            if !taken.is_empty() {
-                let deliveries = taken.into_iter().map(|(n, lost)| deliver(&self.0, n, lost));
-                return Ok(Some(deliveries.collect()));
-            }
-            match next {
-                Some(at) => tokio::select! { () = changed => {}, () = sleep_until(at) => {} },
-                None => changed.await,
-            }
-        }
-    }
-
-    async fn close(&self, _: Duration) -> Result<(), SourceError> {
-        Ok(())
-    }
-}
-
-fn deliver(queue: &Arc<Queue>, n: usize, lost: CancellationToken) -> Delivery {
-    let origin = Origin::Queue {
-        queue: "orders".into(),
-        id: n.to_string().into(),
-    };
-    let message = Message::new("orders", origin, Some(payload(n).into()));
-    let message = match queue.look(|state| n.checked_rem(state.groups)) {
-        Some(group) => message.with_key(group.to_string()),
-        None => message,
-    };
-    Delivery {
-        message,
-        ack_handle: Arc::new(Receipt {
-            queue: Arc::clone(queue),
-            n,
-            lost,
-        }),
-    }
-}
-
-fn payload(n: usize) -> String {
-    format!(r#"{{"id":{n}}}"#)
-}
-
-#[derive(Debug)]
-struct Receipt {
-    queue: Arc<Queue>,
-    n: usize,
-    lost: CancellationToken,
-}
-
-impl Receipt {
-    fn give_back(&self, delay: Duration) {
-        self.queue.change(|state| {
-            if state.held.remove(&self.n).is_some() {
-                state.handed_back.push((self.n, delay));
-                state.visible_from.insert(self.n, Instant::now() + delay);
-            }
-        });
-    }
-}
-
-impl AckHandle for Receipt {
-    fn start(&self) -> bool {
-        !self.lost.is_cancelled()
-    }
-
-    fn ack(&self) {
-        self.queue.change(|state| {
-            if !self.lost.is_cancelled() && state.held.remove(&self.n).is_some() {
-                state.acked.push(self.n);
-            }
-        });
-    }
-
-    fn stop(&self) {}
-
-    fn nack_after(&self, delay: Duration) -> bool {
-        self.give_back(delay);
-        true
-    }
-
-    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
-        Some(Box::pin(self.lost.cancelled()))
-    }
-}
-
-impl Drop for Receipt {
-    fn drop(&mut self) {
-        self.give_back(Duration::ZERO);
-    }
-}
 
 fn gate(store: &Arc<MemoryStore>) -> Gate {
     Gate::new("on-demand", Key::json(["id"]), Arc::clone(store))
@@ -226,7 +41,8 @@ fn number(message: &Message) -> usize {
 // invariant: receive-without-handler
 #[tokio::test(start_paused = true)]
 async fn no_more_is_asked_for_than_can_run() {
-    let (queue, store) = (Queue::of(50), Arc::new(MemoryStore::new()));
+    let queue = Queue::of(50);
+    let store = Arc::new(MemoryStore::new());
     let handler = async |message: Message, _: Attempt| {
         sleep(Duration::from_millis(10 + number(&message) as u64)).await;
         Ok(())
@@ -257,7 +73,8 @@ async fn no_more_is_asked_for_than_can_run() {
 // invariant: busy-returned-to-queue
 #[tokio::test(start_paused = true)]
 async fn a_message_that_is_busy_elsewhere_is_kept_and_leaves_its_permit_to_others() {
-    let (queue, store) = (Queue::of(20), Arc::new(MemoryStore::new()));
+    let queue = Queue::of(20);
+    let store = Arc::new(MemoryStore::new());
     // Another seed: equal tokens would be the same worker.
     let elsewhere = gate(&store).simulated(8);
     let origin = Origin::Other("another worker".into());
@@ -291,13 +108,15 @@ async fn a_message_that_is_busy_elsewhere_is_kept_and_leaves_its_permit_to_other
 #[tokio::test(start_paused = true)]
 async fn the_groups_of_a_queue_are_its_partitions() {
     for ordering in [Ordering::Partition, Ordering::Key] {
-        let (queue, store) = (Queue::of(9), Arc::new(MemoryStore::new()));
+        let queue = Queue::of(9);
+        let store = Arc::new(MemoryStore::new());
         queue.look(|state| state.groups = 3);
         let ended = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&ended);
         // The first of each group takes longest, and the first of all longer than two whole groups.
         let handler = move |message: Message, _: Attempt| {
-            let (n, seen) = (number(&message), Arc::clone(&seen));
+            let n = number(&message);
+            let seen = Arc::clone(&seen);
             async move {
                 sleep(Duration::from_millis(
                     [1_000, 100, 10][n % 3] * if n < 3 { 10 } else { 1 },
@@ -324,7 +143,8 @@ async fn the_groups_of_a_queue_are_its_partitions() {
 
 #[tokio::test(start_paused = true)]
 async fn a_retry_goes_back_to_the_queue_for_as_long_as_it_must_wait() {
-    let (queue, store) = (Queue::of(3), Arc::new(MemoryStore::new()));
+    let queue = Queue::of(3);
+    let store = Arc::new(MemoryStore::new());
     let attempts = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&attempts);
     let handler = move |message: Message, attempt: Attempt| {
@@ -351,7 +171,8 @@ async fn a_retry_goes_back_to_the_queue_for_as_long_as_it_must_wait() {
 /// counts its failures.
 #[tokio::test(start_paused = true)]
 async fn a_bad_message_uses_up_its_attempts_although_it_goes_back_to_the_queue_in_between() {
-    let (queue, store) = (Queue::of(1), Arc::new(MemoryStore::new()));
+    let queue = Queue::of(1);
+    let store = Arc::new(MemoryStore::new());
     let attempts = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&attempts);
     let handler = move |_: Message, attempt: Attempt| {
@@ -377,7 +198,8 @@ async fn a_bad_message_uses_up_its_attempts_although_it_goes_back_to_the_queue_i
 // invariant: delete-after-loss
 #[tokio::test(start_paused = true)]
 async fn a_message_that_is_wanted_later_is_hidden_in_the_queue_for_as_long_and_is_no_attempt() {
-    let (queue, store) = (Queue::of(1), Arc::new(MemoryStore::new()));
+    let queue = Queue::of(1);
+    let store = Arc::new(MemoryStore::new());
     let runs = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&runs);
     let handler = move |_: Message, attempt: Attempt| {
@@ -405,7 +227,8 @@ async fn a_message_that_is_wanted_later_is_hidden_in_the_queue_for_as_long_and_i
 
 #[tokio::test(start_paused = true)]
 async fn what_the_queue_takes_away_is_cancelled_and_not_acknowledged() {
-    let (queue, store) = (Queue::of(1), Arc::new(MemoryStore::new()));
+    let queue = Queue::of(1);
+    let store = Arc::new(MemoryStore::new());
     let counters = Arc::new(Counters::default());
     let taken = Arc::clone(&queue);
     let handler = move |_: Message, attempt: Attempt| {
@@ -439,7 +262,8 @@ async fn what_the_queue_takes_away_is_cancelled_and_not_acknowledged() {
 // invariant: receive-without-handler
 #[tokio::test(start_paused = true)]
 async fn nothing_is_asked_for_while_the_store_is_away() {
-    let (queue, memory) = (Queue::of(50), Arc::new(MemoryStore::new()));
+    let queue = Queue::of(50);
+    let memory = Arc::new(MemoryStore::new());
     let store = Arc::new(FaultStore::new(memory as _, Faults::default(), 1));
     let gate = Gate::new("on-demand", Key::json(["id"]), Arc::clone(&store))
         .lease(LEASE)
@@ -480,7 +304,8 @@ async fn nothing_is_asked_for_while_the_store_is_away() {
 // invariant: outage-continues
 #[tokio::test(start_paused = true)]
 async fn an_outage_ends_although_the_queue_has_taken_back_all_that_could_ask_the_store() {
-    let (queue, memory) = (Queue::of(0), Arc::new(MemoryStore::new()));
+    let queue = Queue::of(0);
+    let memory = Arc::new(MemoryStore::new());
     let store = Arc::new(FaultStore::new(memory as _, Faults::default(), 1));
     let gate = Gate::new("on-demand", Key::json(["id"]), Arc::clone(&store))
         .lease(LEASE)

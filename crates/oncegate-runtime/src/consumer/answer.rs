@@ -14,14 +14,14 @@ use crate::gate::Unfetched;
 use crate::health::WaitCause;
 use crate::observe::Event;
 
-/// How often `Handler::duplicate` is called before its failure is counted and the message
+/// The number of calls of `Handler::duplicate` before its failure is counted and the message
 /// acknowledged.
 const DUPLICATE_TRIES: u32 = 3;
 
 /// The delay before it is called again, times the number of its failures.
 const DUPLICATE_BACKOFF: Duration = Duration::from_millis(100);
 
-/// How long a duplicate waits before it asks again for a result whose result store does not answer.
+/// The delay before a duplicate asks again for a result whose result store does not answer.
 const RESULT_RECHECK: Duration = Duration::from_secs(2);
 
 /// Passes the first result to the handler. Whatever the handler does with it, the message is done.
@@ -39,7 +39,8 @@ pub(super) async fn answer(item: &Item, stored: Bytes) -> End {
     let handler = &item.route.handler;
     for failures in 1..=DUPLICATE_TRIES {
         let message = item.delivery.message.clone();
-        let (result, lost) = (result.clone(), lost.clone().map(Into::into));
+        let result = result.clone();
+        let lost = lost.clone().map(Into::into);
         let call = async move { handler.duplicate(message, result, lost).await };
         match AssertUnwindSafe(call).catch_unwind().await {
             Ok(Ok(())) => return End::Duplicate,
@@ -47,7 +48,7 @@ pub(super) async fn answer(item: &Item, stored: Bytes) -> End {
                 warn!(origin = %item.delivery.message.origin(), %failure, "`Handler::duplicate` failed");
             }
             Err(_panic) => {
-                warn!(origin = %item.delivery.message.origin(), "`Handler::duplicate` panicked")
+                warn!(origin = %item.delivery.message.origin(), "`Handler::duplicate` panicked");
             }
         }
         sleep(DUPLICATE_BACKOFF * failures).await;

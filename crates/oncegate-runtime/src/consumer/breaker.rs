@@ -44,7 +44,7 @@ use crate::observe::{BreakerState, Event};
 /// an open one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Breaker {
-    /// How many of the last keys are counted; the breaker stays closed before it has seen that
+    /// The number of last keys that are counted; the breaker stays closed before it has seen that
     /// many. 20 by default, 2 to 1,000.
     ///
     /// Failures of fewer keys are no evidence, however many they are: a few bad messages that are
@@ -55,8 +55,8 @@ pub struct Breaker {
     /// The share of them that must have failed at their last run. 0.5 by default, more than 0 and
     /// up to 1.
     pub share: f64,
-    /// How long to wait before a message probes: 1 s, doubling up to 30 s, by default. A handler
-    /// that requests a delay ([`Failure::retry_after`](crate::Failure::retry_after)) replaces the
+    /// The wait before a message probes: 1 s, doubling up to 30 s, by default. A handler that
+    /// requests a delay ([`Failure::retry_after`](crate::Failure::retry_after)) replaces the
     /// doubled wait, between these two limits.
     pub pause: Backoff,
 }
@@ -74,8 +74,10 @@ impl Breaker {
     /// The time until a message probes: what the failed handler has requested, within the limits,
     /// or the pause of this number.
     fn wait(&self, requested: Option<Duration>, pauses: u32, fraction: f64) -> Duration {
-        let within = |requested: Duration| requested.max(self.pause.first()).min(self.pause.most());
-        requested.map_or_else(|| self.pause.wait(pauses, fraction), within)
+        match requested {
+            Some(requested) => requested.max(self.pause.first()).min(self.pause.most()),
+            None => self.pause.wait(pauses, fraction),
+        }
     }
 
     /// Returns what is wrong with these limits, if anything.
@@ -121,16 +123,17 @@ enum CircuitPhase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RunResult {
     Success,
-    /// It gave the message up, or wants it later: the dependency answered, if it was asked.
+    /// The handler gave the message up, or wants it later: the dependency answered, if it was
+    /// asked.
     Answer,
     Failure,
 }
 
-/// Whether a failed run costs the message an attempt.
+/// The cost of a failed run: an attempt of the message, or nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailureCount {
     Counted,
-    /// It is an outage's, or a stop's.
+    /// The failure is due to an outage or a stop.
     Uncounted,
 }
 
@@ -249,12 +252,12 @@ impl State {
 pub(super) struct Switch {
     limits: Option<Breaker>,
     state: Mutex<State>,
-    /// Whether it is open, for the mark. It is sent again with each probe that fails: another
+    /// `true` while it is open, for the mark. It is sent again with each probe that fails: another
     /// process may have removed the mark.
     is_open: watch::Sender<bool>,
 }
 
-/// Whether a message may start.
+/// The answer to a message that is about to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     Run,
@@ -266,9 +269,10 @@ impl Switch {
     /// it open.
     pub(super) fn new(limits: Option<Breaker>, gate: &OpenGate) -> Self {
         let is_open = limits.is_some() && gate.is_breaker_marked_open();
-        let state = match is_open {
-            true => State::marked_open(Instant::now()),
-            false => State::default(),
+        let state = if is_open {
+            State::marked_open(Instant::now())
+        } else {
+            State::default()
         };
         if is_open {
             let scope = gate.scope();
@@ -288,7 +292,8 @@ impl Switch {
         }
     }
 
-    /// Whether it is open, at each change of that and after each probe that fails.
+    /// Returns a receiver that gets `true` when the breaker opens, `false` when it closes, and
+    /// `true` again after each probe that fails.
     pub(super) fn changes(&self) -> watch::Receiver<bool> {
         self.is_open.subscribe()
     }
@@ -332,8 +337,8 @@ impl Switch {
         self.tell(gate, BreakerEvent::Over { key });
     }
 
-    /// How many waiting messages may ask again now: all when the breaker is closed, one when a
-    /// probe is due.
+    /// Returns how many waiting messages may ask again now: all when the breaker is closed, one
+    /// when a probe is due.
     pub(super) fn admits(&self) -> usize {
         match self.phase() {
             CircuitPhase::Closed => usize::MAX,
@@ -342,7 +347,7 @@ impl Switch {
         }
     }
 
-    /// When the next probe is due. The task of a probe that runs reports its end.
+    /// Returns the time of the next probe. The task of a probe that runs reports its end.
     pub(super) fn probe_at(&self) -> Option<std::time::Instant> {
         match self.phase() {
             CircuitPhase::Open { probe_at, .. } => Some(probe_at.into_std()),
@@ -350,8 +355,8 @@ impl Switch {
         }
     }
 
-    /// Whether the last run has failed, which may be the beginning of an outage: a run of another
-    /// key then says more than another run of a key that has failed already.
+    /// Returns whether the last run has failed, which may be the beginning of an outage: a run of
+    /// another key then says more than another run of a key that has failed already.
     pub(super) fn is_in_doubt(&self) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let has_failed = matches!(state.last.back(), Some((_, RunResult::Failure)));
@@ -362,8 +367,8 @@ impl Switch {
         self.phase() == CircuitPhase::Closed
     }
 
-    /// Whether it keeps messages from running, for the status. An earlier process may have left it
-    /// open, and no message may have come since: then nothing waits.
+    /// Returns whether it keeps messages from running, for the status. An earlier process may have
+    /// left it open, and no message may have come since: then nothing waits.
     pub(super) fn has_paused(&self) -> bool {
         match self.phase() {
             CircuitPhase::Closed => false,

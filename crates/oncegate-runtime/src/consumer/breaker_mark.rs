@@ -26,7 +26,8 @@ pub(super) async fn keep(
     mut changes: watch::Receiver<bool>,
     ended: CancellationToken,
 ) {
-    let (gate, mut failures) = (&route.gate, 0_u32);
+    let gate = &route.gate;
+    let mut failures = 0_u32;
     loop {
         let retry = async move {
             match failures {

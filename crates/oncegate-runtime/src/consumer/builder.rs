@@ -1,39 +1,28 @@
-//! The consumer as users make it: its settings, their check, and the opening of its gates.
+//! The consumer as users make it: its settings and their check.
 
 use std::future::Future;
-use std::pin::Pin;
-use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
-
-use oncegate_core::store::DeadLetterStop;
-use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
 
 use crate::backoff::Backoff;
 use crate::dead_letters::DeadLetters;
-use crate::gate::{Gate, OpenGate};
+use crate::gate::Gate;
 use crate::handler::BoxFuture;
-use crate::health::{FailureLog, WorkerStatus};
+use crate::health::WorkerStatus;
 use crate::observe::{Counters, Observer};
 use crate::source::Source;
 
 use super::breaker::Breaker;
-use super::breaker::Switch;
-use super::dead_letter_limit::DeadLetterGuard;
 use super::dead_letter_limit::DeadLetterLimit;
 use super::error::ConsumerError;
-use super::in_flight::InFlight;
 use super::monitor::{Life, Monitor, WorkerReport};
 #[cfg(feature = "otel")]
 use super::settings::TraceParent;
 use super::settings::{BadKeys, ConsumerSettings, Ordering, ReturnedLetters, TransactionalTerms};
-use super::shared::{Route, Shared, TransactionalRoute};
-use super::start::{Opened, Waiting, consume_until};
-use super::trace::Spans;
-use super::watch::Watch;
+use super::start::consume_until;
 use super::work::{ConsumerHandler, Work};
+
+mod opening;
 
 /// Consumes a source through a gate.
 ///
@@ -96,8 +85,8 @@ impl Consumer {
         self
     }
 
-    /// How many handlers run at a time: 64 by default. Waiting, parked and delayed messages do not
-    /// count. From a queue, at most this many messages are received at a time.
+    /// Sets the number of handlers that run at a time: 64 by default. Waiting, parked and delayed
+    /// messages do not count. From a queue, at most this many messages are received at a time.
     ///
     /// With a [batch handler](super::Batched) these are calls, and a queue gives as many messages
     /// as they can take.
@@ -106,9 +95,9 @@ impl Consumer {
         self
     }
 
-    /// How many handlers run at a time for one tenant, so that one tenant cannot starve the others:
-    /// by default as many as for all tenants together. The tenant is that of the gate's key,
-    /// [`Key::tenant`](oncegate_core::key::Key::tenant).
+    /// Sets the number of handlers that run at a time for one tenant, so that one tenant cannot
+    /// starve the others: by default as many as for all tenants together. The tenant is that of the
+    /// gate's key, [`Key::tenant`](oncegate_core::key::Key::tenant).
     ///
     /// In a batch, each message counts as one. A message over the limit waits until one of the
     /// tenant's handlers finishes. It still counts as [in flight](Self::in_flight), and it keeps
@@ -118,14 +107,14 @@ impl Consumer {
         self
     }
 
-    /// In which order messages run: by broker key by default.
+    /// Sets the order in which messages run: by broker key by default.
     pub fn ordering(mut self, ordering: Ordering) -> Self {
         self.settings.ordering = ordering;
         self
     }
 
-    /// How many attempts a message gets, including those of crashed processes: 10 by default, 1
-    /// to 254.
+    /// Sets the number of attempts that a message gets, including those of crashed processes: 10 by
+    /// default, 1 to 254.
     pub fn max_attempts(mut self, attempts: u32) -> Self {
         self.settings.max_attempts = attempts;
         self
@@ -138,7 +127,7 @@ impl Consumer {
         self
     }
 
-    /// How much may be in flight, between the source and the ack: 10,000 messages and 64 MiB by
+    /// Limits what is in flight, between the source and the ack: 10,000 messages and 64 MiB by
     /// default. It bounds memory. A single message larger than `bytes` still passes, alone.
     pub fn in_flight(mut self, messages: usize, bytes: usize) -> Self {
         self.settings.most_messages = messages;
@@ -146,30 +135,30 @@ impl Consumer {
         self
     }
 
-    /// Where dead letters are written. Without this, the consumer stops at the first message that
-    /// must be given up, and does not acknowledge it.
+    /// Sets the destination of dead letters. Without one, the consumer stops at the first message
+    /// that must be given up, and does not acknowledge it.
     pub fn dead_letters(mut self, dead_letters: impl DeadLetters + 'static) -> Self {
         self.dead_letters = Some(Arc::new(dead_letters));
         self
     }
 
-    /// What happens to a message of which no key can be made: it is sent to the dead-letter topic
-    /// or queue by default.
+    /// Sets what happens to a message of which no key can be made: it is sent to the dead-letter
+    /// topic or queue by default.
     pub fn bad_keys(mut self, bad_keys: BadKeys) -> Self {
         self.settings.bad_keys = bad_keys;
         self
     }
 
-    /// What happens to a dead letter of this consumer that is delivered to it again: by default its
-    /// record is reopened, and the message runs again.
+    /// Sets what happens to a dead letter of this consumer that is delivered to it again: by
+    /// default its record is reopened, and the message runs again.
     #[must_use]
     pub fn returned_letters(mut self, returned_letters: ReturnedLetters) -> Self {
         self.settings.returned_letters = returned_letters;
         self
     }
 
-    /// How many dead letters mean that the consumer itself is wrong: 100 in a row or half of the
-    /// last 1,000 messages by default. The consumer stops at the limit.
+    /// Sets the number of dead letters that mean that the consumer itself is wrong: 100 in a row or
+    /// half of the last 1,000 messages by default. The consumer stops at the limit.
     ///
     /// The stop is kept in the store of the gate, so a restart does not forget it: the next process
     /// stops again at the first message that it would have to give up. It is over when a message
@@ -181,10 +170,10 @@ impl Consumer {
         self
     }
 
-    /// When the circuit breaker of a handler opens, because something the handler needs is down:
-    /// when half of the last 20 keys failed, by default. While it is open the handler is paused,
-    /// one message at a time probes, and failures cost no attempt until a probe succeeds. Each
-    /// route has its own breaker.
+    /// Sets when the circuit breaker of a handler opens, because something the handler needs is
+    /// down: when half of the last 20 keys failed, by default. While it is open the handler is
+    /// paused, one message at a time probes, and failures cost no attempt until a probe succeeds.
+    /// Each route has its own breaker.
     ///
     /// While it is open, the scope's descriptor in the store says so: a process that starts then
     /// begins with an open breaker, so restarts in an outage cost no attempts.
@@ -199,7 +188,7 @@ impl Consumer {
         self
     }
 
-    /// How long running handlers may go on after the stop signal: 20 s by default, 365 days at
+    /// Sets how long running handlers may go on after the stop signal: 20 s by default, 365 days at
     /// most. Then they are cancelled. The source gets the rest of this time, and at least five
     /// seconds, to commit and leave.
     pub fn stop_deadline(mut self, deadline: Duration) -> Self {
@@ -207,9 +196,9 @@ impl Consumer {
         self
     }
 
-    /// How long the start waits when the server of the source or of the dead letters, or that of a
-    /// store that has connected before, is away: 5 minutes by default. After that the consumer ends
-    /// with the server's error. It does not wait for a server that answers and refuses.
+    /// Sets how long the start waits when the server of the source or of the dead letters, or that
+    /// of a store that has connected before, is away: 5 minutes by default. After that the consumer
+    /// ends with the server's error. It does not wait for a server that answers and refuses.
     ///
     /// While it waits the consumer is live but not ready, and its status has the error. This
     /// includes SQS. A store connects before the consumer has it: its builder has a
@@ -278,7 +267,7 @@ impl Consumer {
         self
     }
 
-    /// How the span of a run relates to the producer's trace: a child of it by default.
+    /// Sets how the span of a run relates to the producer's trace: a child of it by default.
     #[cfg(feature = "otel")]
     pub fn trace_parent(mut self, trace_parent: TraceParent) -> Self {
         self.settings.trace_parent = trace_parent;
@@ -373,133 +362,6 @@ impl Consumer {
             .next()
             .map_or(Ok(()), |defect| Err(ConsumerError::Settings(defect)))
     }
-
-    /// Checks every setting and opens every gate. `None`: the consumer was asked to stop in the
-    /// meantime.
-    async fn open(
-        &mut self,
-        mut shutdown: Pin<&mut (impl Future<Output = ()> + Send)>,
-    ) -> Result<Option<Shared>, ConsumerError> {
-        self.check_settings()?;
-        let (observer, patience) = (Arc::clone(&self.observer), self.settings.start_patience);
-        let entropy = self
-            .routes
-            .first()
-            .map(|(_, gate, _)| gate.entropy())
-            .unwrap_or_default();
-        let waiting = Waiting {
-            life: Arc::clone(&self.life),
-            observer,
-            patience,
-            entropy,
-        };
-        let mut routes = Vec::new();
-        for (name, mut gate, work) in self.routes.drain(..) {
-            if work.limit().is_some() {
-                gate = gate.transactional();
-            }
-            gate.set_observer(Arc::clone(&self.observer));
-            if let Some(patience) = self.settings.fail_open_after {
-                gate.set_fail_open(patience);
-                warn!(
-                    scope = gate.scope(),
-                    ?patience,
-                    "the consumer fails open: when its store is away for longer, messages run without it, and duplicates run again"
-                );
-            }
-            let fail_open = gate.fail_open()?;
-            if matches!(
-                waiting.until_gate_is_open(&gate, shutdown.as_mut()).await?,
-                Opened::No
-            ) {
-                return Ok(None);
-            }
-            let gate = Arc::clone(gate.opened().await?);
-            tell_of(&gate);
-            let (number, breaker) = (routes.len(), Switch::new(self.settings.breaker, &gate));
-            let Work {
-                handler,
-                limits,
-                batches,
-                transactional,
-                transactional_batches,
-            } = work;
-            let transactional = transactional
-                .map(|work| TransactionalRoute::new(work, transactional_batches, &gate));
-            if let Some(transactional) = &transactional
-                && let Opened::No = waiting
-                    .until_session_begins(transactional, &gate, shutdown.as_mut())
-                    .await?
-            {
-                return Ok(None);
-            }
-            let route = Route {
-                number,
-                gate,
-                fail_open,
-                handler,
-                limits,
-                batches,
-                transactional,
-                breaker,
-            };
-            routes.push((name, Arc::new(route)));
-        }
-        let earlier_stop = routes
-            .iter()
-            .find_map(|(_, route)| stop_before(&route.gate));
-        Ok(Some(Shared {
-            routes,
-            dead_letters: self.dead_letters.take(),
-            observer: Arc::clone(&self.observer),
-            permits: Arc::new(Semaphore::new(self.settings.concurrency as usize)),
-            dead_letter_guard: Mutex::new(DeadLetterGuard::new(
-                self.dead_letter_limit,
-                earlier_stop.as_ref(),
-            )),
-            in_flight: InFlight::new(self.settings.most_messages, self.settings.most_bytes),
-            duplicates: AtomicU32::new(0),
-            watch: Arc::new(Watch::new()),
-            failures: FailureLog::default(),
-            stopping: CancellationToken::new(),
-            at_once: CancellationToken::new(),
-            spans: Spans {
-                group: self.source.status().group,
-                #[cfg(feature = "otel")]
-                trace_parent: self.settings.trace_parent,
-            },
-            retry_queue: self.source.retry_queue(),
-            retry_writes: Arc::default(),
-            settings: self.settings,
-        }))
-    }
-}
-
-/// Logs what an open gate promises, and what its store warns of.
-fn tell_of(gate: &OpenGate) {
-    let (checkup, promise) = (gate.checkup(), gate.promise());
-    info!(
-        scope = gate.scope(),
-        store = checkup.store,
-        promise = promise.to_string(),
-        adds_a_run = promise.adds_a_run,
-        "the gate is open"
-    );
-    for warning in &checkup.warnings {
-        warn!(scope = gate.scope(), store = checkup.store, "{warning}");
-    }
-}
-
-/// The stop of an earlier process at its dead-letter limit.
-fn stop_before(gate: &OpenGate) -> Option<DeadLetterStop> {
-    let stop = gate.dead_letter_stop()?;
-    warn!(
-        scope = gate.scope(),
-        stop.what,
-        "a consumer has stopped at its dead-letter limit: until a message succeeds, this one stops at the first message \
-         that it would have to give up; `oncegate accept-dead-letters` lets as many be given up again"
-    );
-    Some(stop)
 }
 
 impl std::fmt::Debug for Consumer {

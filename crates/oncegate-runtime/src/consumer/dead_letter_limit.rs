@@ -11,13 +11,13 @@ use oncegate_core::store::DeadLetterStop;
 
 use crate::health::Refusals;
 
-/// How many messages may be given up before the consumer counts as faulty instead of the messages.
+/// The limit of given-up messages at which the consumer counts as faulty instead of the messages.
 /// Examples: a typo in a key's path, a downstream that answers everything with "bad request".
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeadLetterLimit {
-    /// This many in a row. 100 by default.
+    /// The limit of messages given up in a row. 100 by default.
     pub in_a_row: u32,
-    /// This share of the last 1,000 messages. 0.5 by default.
+    /// The limit of the share of the last 1,000 messages. 0.5 by default.
     pub share: f64,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct DeadLetterGuard {
     in_a_row: u32,
     window: VecDeque<bool>,
     given_up: usize,
-    /// The descriptor holds a stop: that of an earlier process, or the one of this process.
+    /// `true` while the descriptor holds a stop: that of an earlier process, or of this one.
     is_stop_kept: bool,
 }
 
@@ -74,7 +74,8 @@ impl DeadLetterGuard {
             (given_up..DeadLetterLimit::WINDOW).for_each(|_| guard.push(false));
             (0..given_up).for_each(|_| guard.push(true));
         }
-        (guard.in_a_row, guard.is_stop_kept) = (stop.in_a_row, true);
+        guard.in_a_row = stop.in_a_row;
+        guard.is_stop_kept = true;
         guard
     }
 
@@ -93,7 +94,7 @@ impl DeadLetterGuard {
         is_over
     }
 
-    /// The stop could not be removed: the next success is to try again.
+    /// Notes that the stop could not be removed: the next success is to try again.
     pub(super) fn still_kept(&mut self) {
         self.is_stop_kept = true;
     }
@@ -130,7 +131,8 @@ impl DeadLetterGuard {
         #[expect(clippy::cast_precision_loss, reason = "both are at most the window")]
         let share = self.given_up as f64 / DeadLetterLimit::WINDOW as f64;
         (full && share >= self.limit.share).then(|| {
-            let (given_up, window) = (self.given_up, DeadLetterLimit::WINDOW);
+            let given_up = self.given_up;
+            let window = DeadLetterLimit::WINDOW;
             let what = format!("{given_up} of the last {window} messages were given up");
             (what, u32::try_from(given_up).unwrap_or(u32::MAX))
         })

@@ -1,4 +1,4 @@
-//! How a handler ended, and how an attempt ended: the words that [`unit`](super::unit) passes to
+//! The ends of handlers and of attempts, as [`unit`](super::unit) passes them to
 //! [`settle`](super::settle).
 
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::handler::Encoded;
 use crate::health::WaitCause;
 use crate::observe::RunOutcome;
 
-/// How an attempt ended.
+/// The end of an attempt.
 #[derive(Debug)]
 pub(super) enum End {
     /// COMPLETED is in the store, written by this attempt.
@@ -94,12 +94,12 @@ pub(super) const PANICKED: &str = "the handler panicked";
 /// The reason of an attempt whose handler was dropped after its cancellation.
 pub(super) const CANCELLED: &str = "the handler was cancelled, and did not end in time";
 
-/// How a handler ended for one message.
+/// The end of a handler for one message.
 #[derive(Debug)]
 pub(super) enum Ran {
     Returned(Result<Encoded, Failure>),
     Panicked,
-    /// It did not end in time after its cancellation.
+    /// The handler did not end in time after its cancellation.
     Cancelled,
 }
 

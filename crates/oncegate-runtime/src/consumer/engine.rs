@@ -17,7 +17,7 @@ use super::item::{Item, Probe};
 use super::lanes::PlaceId;
 use super::member::{Ended, Member, Next};
 use super::schedule::{AttemptEnd, NextStart, Schedule, Shard, Starting};
-use super::shared::{Route, Shared};
+use super::shared::Shared;
 use super::unit::Tasks;
 use crate::observe::Event;
 
@@ -27,11 +27,11 @@ mod stop;
 
 use starts::Starts;
 
-/// How often the engine counts everything that waits, for the monitor.
+/// The time between two counts of everything that waits, for the monitor.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The handler times fade after this many counts.
 const LOOKS_PER_FADE: u32 = 60;
-/// How many messages that the prefetch found completed are answered under one permit.
+/// The number of messages that the prefetch found completed and that are answered under one permit.
 const ANSWERS_PER_PERMIT: usize = 64;
 
 /// While this many tasks run, the ends of those that are ready to run are noted together.
@@ -46,7 +46,7 @@ pub(super) struct Engine {
     ended_early: mpsc::UnboundedReceiver<Vec<Ended>>,
     /// Probes of shards that have had an answer.
     probes_answered: mpsc::UnboundedReceiver<(PlaceId, Shard)>,
-    /// Its sender, for the probes.
+    /// The sender of `probes_answered`, for the probes.
     probe_answers: mpsc::UnboundedSender<(PlaceId, Shard)>,
     /// Messages, and their bytes, that have come since the counts were published.
     admitted: (usize, usize),
@@ -56,8 +56,10 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let settings = &shared.settings;
-        let limits = |route: &Arc<Route>| Some((route.number, route.limits?));
-        let limits = shared.routes().filter_map(limits).collect();
+        let limits = shared
+            .routes()
+            .filter_map(|route| Some((route.number, route.limits?)))
+            .collect();
         let (tasks, ended_early) = Tasks::new(Arc::clone(&shared));
         let (probe_answers, probes_answered) = mpsc::unbounded_channel();
         Self {
@@ -78,7 +80,8 @@ impl Engine {
         mut self,
         mut intake: mpsc::Receiver<Vec<Box<Item>>>,
     ) -> Result<(), ConsumerError> {
-        let (mut more, mut looks) = (true, interval(LOOK_EVERY));
+        let mut more = true;
+        let mut looks = interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut looked: u32 = 0;
         while more || !self.schedule.is_empty() {
@@ -212,7 +215,7 @@ impl Engine {
         })
     }
 
-    /// When the loop must wake even if nothing else happens.
+    /// Returns when the loop must wake even if nothing else happens.
     ///
     /// What is already due waits for a permit, and the end of a task wakes the loop.
     fn next_wake(&self) -> Option<Instant> {
@@ -319,7 +322,7 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// What runs ends with the consumer.
+    /// Ends what runs, with the consumer.
     fn drop(&mut self) {
         self.tasks.abort_all();
     }

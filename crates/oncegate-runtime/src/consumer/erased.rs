@@ -25,7 +25,7 @@ pub(super) trait ErasedTransactional: ErasedHandler {
     fn run(&self, run: Arc<TransactionRun>) -> BoxFuture<'_, TransactionEnd>;
 }
 
-/// How a run without a claim ended.
+/// The end of a run without a claim.
 #[derive(Debug)]
 pub(super) enum TransactionEnd {
     /// Effect and COMPLETED are committed.
@@ -36,7 +36,8 @@ pub(super) enum TransactionEnd {
     Held,
     /// No transaction could be opened. The handler has not run.
     NotBegun(StoreError),
-    /// It was rolled back because of another transaction, or because its connection was lost.
+    /// The transaction was rolled back because of another transaction, or because its connection
+    /// was lost.
     Excused { excuse: Excuse, reason: String },
     /// The handler has failed, and its transaction is rolled back.
     Failed {
@@ -56,17 +57,17 @@ pub(super) trait ErasedTransactionalBatches: Send + Sync {
     -> BoxFuture<'_, BatchEnd>;
 }
 
-/// How one transaction of a batch ended.
+/// The end of one transaction of a batch.
 pub(super) struct BatchEnd {
     /// In the order of the messages; `None` for a message that belongs to the rest.
     pub(super) ends: Vec<Option<TransactionEnd>>,
     /// Nothing of the rest is done, and its transaction is rolled back.
     pub(super) rest: Rest,
-    /// How long the handler ran.
+    /// The time that the handler ran.
     pub(super) took: Duration,
 }
 
-/// Why the rest of a batch has not ended by a transaction.
+/// The reason why the rest of a batch has not ended by a transaction.
 #[derive(Debug)]
 pub(super) enum Rest {
     /// Other messages have failed: the rest runs again without them.
@@ -105,15 +106,15 @@ impl BatchEnd {
     /// keys.
     pub(super) fn with_left_out(self, is_taken: &[bool]) -> Self {
         let mut ends = self.ends.into_iter();
-        let end = |taken: &bool| {
+        let with_left_out = is_taken.iter().map(|taken| {
             if *taken {
                 ends.next().flatten()
             } else {
                 Some(TransactionEnd::RecordExists)
             }
-        };
+        });
         Self {
-            ends: is_taken.iter().map(end).collect(),
+            ends: with_left_out.collect(),
             ..self
         }
     }

@@ -1,11 +1,12 @@
-//! Why a consumer ends by itself.
+//! The errors by which a consumer ends by itself.
 
 use crate::failure::BoxError;
 use crate::gate::GateError;
 use crate::message::Origin;
 use crate::source::SourceError;
 
-/// Why a consumer did not start, or stopped by itself. Nothing unfinished was acknowledged.
+/// The reason why a consumer did not start, or stopped by itself. Nothing unfinished was
+/// acknowledged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConsumerError {
@@ -28,7 +29,7 @@ pub enum ConsumerError {
     NoDeadLetters {
         /// The message's origin.
         origin: Origin,
-        /// Why it must be given up.
+        /// The reason why it must be given up.
         reason: String,
     },
     /// The destination of the dead letters will never take one.
@@ -36,7 +37,7 @@ pub enum ConsumerError {
     DeadLetterRefused {
         /// The message's origin.
         origin: Origin,
-        /// Why, and what to change.
+        /// The reason, and what to change.
         reason: String,
     },
     /// No key can be made of a message, and [`bad_keys`](super::Consumer::bad_keys) refuses such
@@ -47,7 +48,7 @@ pub enum ConsumerError {
     BadKey {
         /// The message's origin.
         origin: Origin,
-        /// What is wrong with it.
+        /// The defect of the message.
         reason: String,
     },
     /// So many messages were given up that the consumer must be at fault, not the messages.
@@ -59,9 +60,9 @@ pub enum ConsumerError {
          again with `oncegate accept-dead-letters`: until a message succeeds, a restart stops at the next one"
     )]
     TooManyDeadLetters {
-        /// How many.
+        /// The limit that is reached, with the number.
         what: String,
-        /// Why the last one was.
+        /// The reason of the last one.
         last_reason: String,
     },
     /// Handlers block their threads and cannot be ended. Everything else has stopped.

@@ -15,8 +15,7 @@ const RECEIVE_MOST: usize = 512;
 pub(super) struct InFlight {
     most_messages: usize,
     most_bytes: usize,
-    /// How many messages that are not waiting may be in flight, when the source gives messages on
-    /// demand.
+    /// The most messages in flight that are not waiting, when the source gives messages on demand.
     most_at_once: Option<usize>,
     load: Mutex<Load>,
     /// Messages whose dead letter cannot be written at the moment.
@@ -24,12 +23,12 @@ pub(super) struct InFlight {
     freed: Notify,
 }
 
-/// What is in flight.
+/// The messages in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Load {
     /// Messages between the source and the engine, and their bytes.
     received: (usize, usize),
-    /// What the engine counted last.
+    /// The engine's last counts.
     engine: MessageCounts,
     /// The whole store is away: at most one message that is not waiting may be in flight.
     is_paused: bool,
@@ -56,12 +55,12 @@ impl InFlight {
         }
     }
 
-    /// How many messages and bytes are in flight.
+    /// Returns the number of messages and of bytes in flight.
     pub(super) fn held(&self) -> (usize, usize) {
         self.load().held()
     }
 
-    /// How many messages and bytes may be in flight.
+    /// Returns the limits on messages and bytes in flight.
     pub(super) fn limits(&self) -> (usize, usize) {
         (self.most_messages, self.most_bytes)
     }
@@ -71,7 +70,7 @@ impl InFlight {
         self.most_at_once = Some(permits);
     }
 
-    /// Whether messages are requested as they can run.
+    /// Returns whether messages are requested as they can run.
     pub(super) fn is_on_demand(&self) -> bool {
         self.most_at_once.is_some()
     }
@@ -90,7 +89,8 @@ impl InFlight {
         let before = *load;
         load.received.0 = load.received.0.saturating_sub(admitted.0);
         load.received.1 = load.received.1.saturating_sub(admitted.1);
-        (load.engine, load.is_paused) = (engine, is_paused);
+        load.engine = engine;
+        load.is_paused = is_paused;
         let is_changed = before != *load;
         drop(load);
         if is_changed {
@@ -105,13 +105,13 @@ impl InFlight {
         UnwrittenLetter(self)
     }
 
-    /// Whether messages may still come to the engine before others have ended. `admitted` are those
-    /// that have come since the last counts were published.
+    /// Returns whether messages may still come to the engine before others have ended. `admitted`
+    /// are those that have come since the last counts were published.
     pub(super) fn may_bring_more(&self, admitted: usize) -> bool {
         self.room(1) > 0 || self.load().received.0 > admitted
     }
 
-    /// How many messages of `typical_bytes` may be received now.
+    /// Returns how many messages of `typical_bytes` may be received now.
     ///
     /// A message larger than the limit on bytes is received when nothing else is in flight.
     fn room(&self, typical_bytes: usize) -> usize {

@@ -16,7 +16,7 @@ use crate::gate::Identity;
 use crate::observe::Event;
 use crate::source::{Delivery, Source, SourceError};
 
-/// How many prefetches may be in progress at once.
+/// The most prefetches in progress at once.
 const PREFETCHES: usize = 4;
 /// The assumed size of a message before any was received.
 const FIRST_GUESS_BYTES: usize = 1024;

@@ -33,25 +33,26 @@ pub(super) struct Item {
     /// A claim whose answer was lost: the next attempt must repeat it. It is released with the
     /// message.
     pub(super) claim: Option<OpenClaim>,
-    /// Its size, as counted against the limit on bytes.
+    /// The size of the message, as counted against the limit on bytes.
     pub(super) bytes: usize,
-    /// Its attempt finds out whether its shard of the store, which was away, answers again.
+    /// The probe that its attempt is: it finds out whether its shard of the store, which was away,
+    /// answers again.
     pub(super) probe: Option<Probe>,
-    /// Its store has been away for longer than the patience: it runs without it.
+    /// `true` if it runs without its store, which has been away for longer than the patience.
     pub(super) without_store: bool,
     /// The stored result, when the prefetch has found one.
     pub(super) found: Option<Bytes>,
     pub(super) received_at: Instant,
-    /// What its earlier attempts in this process have left behind.
+    /// The traces of its earlier attempts in this process.
     pub(super) past: Past,
-    /// Its entry in the lists of what was received, if its handler is transactional.
+    /// The entry in the lists of what was received, if its handler is transactional.
     pub(super) entry: Option<SessionEntry>,
     /// The monitor's note of its attempt, while one is in progress.
     pub(super) attempt: Option<AttemptNote>,
     /// The key by which the breaker of its handler has admitted its attempt, while one is in
     /// progress.
     pub(super) admitted: Option<u64>,
-    /// Its ack handle has begun an attempt.
+    /// `true` once its ack handle has begun an attempt.
     pub(super) is_started: bool,
 }
 
@@ -99,7 +100,8 @@ impl Item {
         if let Some(key) = self.admitted.take() {
             self.route.breaker.over(&self.route.gate, key);
         }
-        (self.attempt, self.probe) = (None, None);
+        self.attempt = None;
+        self.probe = None;
     }
 
     /// Notes that the next stage of the attempt begins.
@@ -134,7 +136,7 @@ impl Item {
         )
     }
 
-    /// What the schedule must know of it.
+    /// Returns what the schedule must know of it.
     pub(super) fn arrival(&self, ordering: Ordering) -> Arrival {
         Arrival {
             lanes: self.lanes(ordering),
@@ -188,7 +190,7 @@ impl Item {
         Some(lane("identity", &self.unanswered()?.key))
     }
 
-    /// Its key, unless the prefetch has found the key's result.
+    /// Returns its key, unless the prefetch has found the key's result.
     fn unanswered(&self) -> Option<&Identity> {
         self.identity.as_ref().ok().filter(|_| self.found.is_none())
     }

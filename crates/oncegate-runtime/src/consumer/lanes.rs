@@ -51,8 +51,8 @@ impl<T> Lanes<T> {
         }
     }
 
-    /// How many lanes another message is in. A message that joined these lanes now would wait for
-    /// as many.
+    /// Returns in how many of these lanes another message is. A message that joined them now would
+    /// wait for as many.
     pub(super) fn occupied(&self, lanes: [Option<LaneId>; LANES_PER_MESSAGE]) -> usize {
         distinct(lanes)
             .into_iter()
@@ -140,7 +140,7 @@ impl<T> Lanes<T> {
     }
 }
 
-/// A message that is in one lane twice is in it once.
+/// Returns the lanes without a repetition: a message that is in one lane twice is in it once.
 fn distinct(lanes: [Option<LaneId>; LANES_PER_MESSAGE]) -> [Option<LaneId>; LANES_PER_MESSAGE] {
     if lanes[0] == lanes[1] {
         [lanes[0], None]
@@ -225,6 +225,10 @@ mod tests {
         assert_eq!(lanes.leave(a), [b]);
     }
 
+    fn share_a_lane(a: &[Option<LaneId>; 2], b: &[Option<LaneId>; 2]) -> bool {
+        a.iter().flatten().any(|lane| b.contains(&Some(*lane)))
+    }
+
     /// Against the plainest model there is: a list, in which a message may run when no earlier one
     /// shares a lane.
     // invariant: messages-wait-for-each-other
@@ -251,13 +255,12 @@ mod tests {
                 ready.extend(lanes.leave(id));
                 list.retain(|(other, _)| *other != id);
             }
-            let shares = |a: &[Option<LaneId>; 2], b: &[Option<LaneId>; 2]| {
-                a.iter().flatten().any(|x| b.contains(&Some(*x)))
-            };
-            let free = |(n, (id, joined)): (usize, &(PlaceId, [Option<LaneId>; 2]))| {
-                (!list[..n].iter().any(|(_, earlier)| shares(earlier, joined))).then_some(*id)
-            };
-            let mut expected: Vec<PlaceId> = list.iter().enumerate().filter_map(free).collect();
+            let free = list.iter().enumerate().filter(|(n, (_, joined))| {
+                !list[..*n]
+                    .iter()
+                    .any(|(_, earlier)| share_a_lane(earlier, joined))
+            });
+            let mut expected: Vec<PlaceId> = free.map(|(_, (id, _))| *id).collect();
             expected.sort_unstable();
             ready.sort_unstable();
             assert_eq!(ready, expected, "seed {seed}, step {step}");

@@ -27,7 +27,7 @@ pub(super) struct Member {
 #[derive(Debug)]
 #[expect(dead_code, reason = "held for their drop")]
 pub(super) enum Permit {
-    /// One of a message alone, or all of them.
+    /// The permit of a message alone, or all permits.
     Own(OwnedSemaphorePermit),
     /// The one of its batch.
     OfBatch(Arc<OwnedSemaphorePermit>),
@@ -42,7 +42,7 @@ pub(super) struct Ended {
     pub(super) next: Next,
 }
 
-/// What becomes of the message next.
+/// The next step of a message after an attempt.
 #[derive(Debug)]
 pub(super) enum Next {
     /// Nothing: it was acknowledged, or no longer belongs to this consumer.

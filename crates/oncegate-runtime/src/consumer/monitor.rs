@@ -161,11 +161,9 @@ impl Life {
 impl Shared {
     /// Everything but the phase.
     fn status(&self, mut source: SourceStatus) -> Status {
-        let (now, look, underway) = (
-            Instant::now(),
-            self.watch.last_look(),
-            self.watch.underway(),
-        );
+        let now = Instant::now();
+        let look = self.watch.last_look();
+        let underway = self.watch.underway();
         let routes: Vec<&Arc<Route>> = self.routes().collect();
         let mut messages = look.messages;
         (messages.in_flight, messages.bytes) = self.in_flight.held();
@@ -173,8 +171,10 @@ impl Shared {
         messages.running = underway.len();
         let mut runs: Vec<Run> = underway.iter().map(|underway| run(now, underway)).collect();
         let overdue = runs.iter().filter(|run| run.is_overdue()).count();
-        let late = |run: &&Run| run.stage == Stage::Burying && run.in_stage_for > QUIET_LIMIT;
-        let letters_waiting = runs.iter().filter(late).count();
+        let letters_waiting = runs
+            .iter()
+            .filter(|run| run.stage == Stage::Burying && run.in_stage_for > QUIET_LIMIT)
+            .count();
         runs.sort_by_key(|run| std::cmp::Reverse(run.in_stage_for));
         runs.truncate(Status::RUNS_SHOWN);
         let mut seen = look.partitions.clone();
@@ -225,24 +225,12 @@ impl Shared {
         let fails_open = self.settings.fail_open_after.map(|patience| {
             format!("the consumer fails open: when its store is away for longer than {patience:?}, messages run without it, and duplicates run again")
         });
-        let scope = |(name, route): &(Option<String>, Arc<Route>)| {
-            let (settings, checkup) = (route.gate.settings(), route.gate.checkup());
-            let outages = look
-                .outages
-                .iter()
-                .filter(|outage| outage.route == route.number);
-            let outage = |outage: &super::watch::SeenOutage| StoreOutage {
-                shard: outage.shard,
-                lasts: now.duration_since(outage.since),
-                error: outage.error.to_string(),
-                waiting: outage.waiting,
-                open: outage.open,
-            };
-            let (promise, upkeep) = (route.gate.promise(), route.gate.upkeep());
-            let mut outages: Vec<StoreOutage> = outages.map(outage).collect();
-            if outages.is_empty() {
-                outages.extend(self.idle_outage(now, route).or_else(|| halted(route)));
-            }
+        let scopes = self.routes.iter().map(|(name, route)| {
+            let settings = route.gate.settings();
+            let checkup = route.gate.checkup();
+            let promise = route.gate.promise();
+            let upkeep = route.gate.upkeep();
+            let outages = self.outages_of(now, route, look);
             ScopeStatus {
                 scope: route.gate.scope().to_owned(),
                 route: name.clone(),
@@ -269,8 +257,30 @@ impl Shared {
                 outages,
                 handler_paused: route.breaker.has_paused(),
             }
-        };
-        self.routes.iter().map(scope).collect()
+        });
+        scopes.collect()
+    }
+
+    /// The outages of the route's store: those that messages have met, or else one that only the
+    /// gate knows.
+    fn outages_of(&self, now: Instant, route: &Route, look: &Look) -> Vec<StoreOutage> {
+        let of_route = look
+            .outages
+            .iter()
+            .filter(|outage| outage.route == route.number);
+        let mut outages: Vec<StoreOutage> = of_route
+            .map(|outage| StoreOutage {
+                shard: outage.shard,
+                lasts: now.duration_since(outage.since),
+                error: outage.error.to_string(),
+                waiting: outage.waiting,
+                open: outage.open,
+            })
+            .collect();
+        if outages.is_empty() {
+            outages.extend(self.idle_outage(now, route).or_else(|| halted(route)));
+        }
+        outages
     }
 
     /// The outage of a store that no message has found: the gate's own checks have failed for a

@@ -18,7 +18,7 @@ use crate::source::Delivery;
 /// The waits between two requests for what does not come.
 const PATIENCE: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(10));
 
-/// Its name in the failures of a source.
+/// The name of schemas in the failures of a source.
 const SCHEMA: &str = "schema";
 
 /// Returns when the keys of all these messages can be derived. The caller stops it by dropping it.

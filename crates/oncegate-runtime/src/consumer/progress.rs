@@ -1,4 +1,4 @@
-//! What earlier attempts of a message in this process leave behind that its record need not hold.
+//! The traces of earlier attempts of a message in this process that its record need not hold.
 
 use oncegate_core::record::TokenTag;
 
@@ -9,7 +9,7 @@ use super::retry_writes::UnwrittenRetry;
 use crate::failure::Failure;
 use crate::transactional::Excuse;
 
-/// What is known of a message's key beside its record. It decides how the next attempt begins.
+/// The knowledge of a message's key beside its record. It decides how the next attempt begins.
 #[derive(Debug, Default)]
 pub(super) enum Progress {
     /// Nothing: a transactional handler may run without a claim.
@@ -69,7 +69,7 @@ pub(super) fn after_transaction(end: &TransactionEnd, tag: TokenTag) -> Progress
 }
 
 impl Progress {
-    /// What is known once the key was claimed: the store has granted it, so no commit is in
+    /// Returns what is known once the key was claimed: the store has granted it, so no commit is in
     /// progress.
     pub(super) fn claimed(self) -> Self {
         match self {
@@ -95,15 +95,16 @@ impl Progress {
 #[derive(Debug, Default)]
 pub(super) struct Past {
     pub(super) progress: Progress,
-    /// It must not be in a batch with others: it made a batch fail, or ended its process twice.
+    /// `true` if it must not be in a batch with others: it made a batch fail, or ended its process
+    /// twice.
     pub(super) runs_alone: bool,
-    /// How many times in a row its key was busy.
+    /// The number of times in a row that its key was busy.
     pub(super) busy: u32,
-    /// How many in a row were not counted.
+    /// The number of attempts in a row that were not counted.
     pub(super) uncounted: u32,
-    /// Why the last one failed.
+    /// The reason of the last failure.
     pub(super) last_failure: Option<Box<str>>,
-    /// It waits in this process because its retry topic could not be written.
+    /// The note that it waits in this process because its retry topic could not be written.
     pub(super) unwritten: Option<UnwrittenRetry>,
 }
 
@@ -182,33 +183,30 @@ mod tests {
     #[test]
     fn each_end_leads_where_the_table_says() {
         let unchanged = all().map(|progress| name(&progress));
-        let wait = || End::NotNow {
+        let wait = End::NotNow {
             ask_again_in: Duration::ZERO,
             cause: WaitCause::Busy,
         };
-        let unknown = || End::Lapsing {
+        let no_answer = End::NoAnswer {
+            error: StoreError::unavailable("away"),
+        };
+        let not_due = End::NotDue {
+            due_in: Duration::ZERO,
+        };
+        let unknown = End::Lapsing {
             attempt: 1,
             lasts: Duration::ZERO,
             reason: String::new(),
         };
-        let no_answer = || End::NoAnswer {
-            error: StoreError::unavailable("away"),
-        };
-        type Row = (fn() -> End, [&'static str; 5]);
-        let rows: [Row; 4] = [
+        let rows = [
             (wait, unchanged),
             (no_answer, unchanged),
-            (
-                || End::NotDue {
-                    due_in: Duration::ZERO,
-                },
-                unchanged,
-            ),
+            (not_due, unchanged),
             (unknown, ["effect unknown"; 5]),
         ];
         for (end, expected) in rows {
-            let found = all().map(|progress| name(&next(progress, &end())));
-            assert_eq!(found, expected, "{:?}", end());
+            let found = all().map(|progress| name(&next(progress, &end)));
+            assert_eq!(found, expected, "{end:?}");
         }
     }
 
@@ -237,12 +235,15 @@ mod tests {
         );
     }
 
-    #[test]
-    fn only_a_transaction_that_left_nothing_may_be_repeated_without_a_claim() {
-        let excused = |excuse| TransactionEnd::Excused {
+    fn excused(excuse: Excuse) -> TransactionEnd {
+        TransactionEnd::Excused {
             excuse,
             reason: String::new(),
-        };
+        }
+    }
+
+    #[test]
+    fn only_a_transaction_that_left_nothing_may_be_repeated_without_a_claim() {
         let failed = TransactionEnd::Failed {
             failure: Failure::retry("no"),
             outcome: RunOutcome::Failed,

@@ -93,32 +93,33 @@ mod tests {
     const SHORT: Duration = Duration::from_secs(30);
     const LONG: Duration = Duration::from_secs(600);
 
+    fn count(writes: &RetryWrites) -> u64 {
+        writes
+            .at(Instant::now())
+            .first()
+            .map_or(0, |failure| failure.failures)
+    }
+
     // invariant: stall-unreported
     #[test]
     fn a_failure_lasts_until_its_own_topic_is_written_or_no_message_waits_because_of_it() {
         let writes = Arc::new(RetryWrites::default());
-        let count = || {
-            writes
-                .at(Instant::now())
-                .first()
-                .map_or(0, |failure| failure.failures)
-        };
         let first = writes.failed(SHORT, &"denied");
         let second = writes.failed(SHORT, &"denied");
         writes.succeeded(LONG);
-        assert_eq!(count(), 2, "another topic says nothing of this one");
+        assert_eq!(count(&writes), 2, "another topic says nothing of this one");
         drop(first);
-        assert_eq!(count(), 2, "a message still waits");
+        assert_eq!(count(&writes), 2, "a message still waits");
         writes.succeeded(SHORT);
-        assert_eq!(count(), 0);
+        assert_eq!(count(&writes), 0);
         let third = writes.failed(LONG, &"denied");
         drop(second);
         assert_eq!(
-            count(),
+            count(&writes),
             1,
             "a message of before does not end a later failure"
         );
         drop(third);
-        assert_eq!(count(), 0, "no message waits");
+        assert_eq!(count(&writes), 0, "no message waits");
     }
 }

@@ -12,16 +12,17 @@ use super::settings::ReturnedLetters;
 use super::shared::Shared;
 use crate::health::WaitCause;
 
-/// Whether the delivery is a dead letter that a consumer of this scope has written.
+/// Returns whether the delivery is a dead letter that a consumer of this scope has written.
 pub(super) fn is_own(item: &Item) -> bool {
     item.delivery.message.dead_letter_of() == Some(item.route.gate.scope())
 }
 
-/// The record says that the message has failed, and the delivery is its dead letter: an ack would
-/// lose the message.
+/// Lets the message run again, or writes its dead letter again. The record says that the message
+/// has failed, and the delivery is its dead letter: an ack would lose the message.
 pub(super) async fn follow(shared: &Shared, item: &Item, (reason, by): (String, TokenTag)) -> End {
     let gate = &item.route.gate;
-    let (scope, origin) = (gate.scope(), item.delivery.message.origin());
+    let scope = gate.scope();
+    let origin = item.delivery.message.origin();
     if shared.settings.returned_letters == ReturnedLetters::WriteBack {
         warn!(scope, %origin, "a dead letter has come back; it is written to the dead letters again");
         return End::NotHandedOver { reason, by };

@@ -28,7 +28,7 @@ const CLOSE_AT_ONCE: Duration = Duration::from_secs(1);
 /// Requests to stop that come closer together are one: `timeout`, a shell with its job, and systemd
 /// with `SendSIGHUP` send two signals for one stop.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
-/// How many batches wait between intake and engine.
+/// The most batches that wait between intake and engine.
 const INTAKE_DEPTH: usize = 4;
 
 /// Consumes from an open source until `shutdown` resolves, the source ends or a part fails.
@@ -49,11 +49,13 @@ pub(super) async fn run(
     let marks = BreakerMarks::begin(&shared);
     let (batches, receiver) = mpsc::channel(INTAKE_DEPTH);
     let mut parts: JoinSet<Result<(), ConsumerError>> = JoinSet::new();
-    let (feed, from) = (Arc::clone(&shared), Arc::clone(&source));
+    let feed = Arc::clone(&shared);
+    let from = Arc::clone(&source);
     parts.spawn(async move { Ok(intake(feed, from, batches).await?) });
     parts.spawn(Engine::new(Arc::clone(&shared)).run(receiver));
     let mut shutdown = std::pin::pin!(shutdown);
-    let (mut result, mut stop_by) = (Ok(()), None);
+    let mut result = Ok(());
+    let mut stop_by = None;
     loop {
         let is_stopping = shared.stopping.is_cancelled();
         let ended = tokio::select! {
@@ -102,7 +104,8 @@ struct BreakerMarks {
 
 impl BreakerMarks {
     fn begin(shared: &Shared) -> Self {
-        let (mut tasks, ended) = (JoinSet::new(), CancellationToken::new());
+        let mut tasks = JoinSet::new();
+        let ended = CancellationToken::new();
         for route in shared.routes() {
             tasks.spawn(breaker_mark::keep(
                 Arc::clone(route),

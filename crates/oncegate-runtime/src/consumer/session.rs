@@ -1,5 +1,5 @@
-//! What this process has received for a transactional handler and not finished, written down so
-//! that others find it when the process ends without a word.
+//! Notes of what this process has received for a transactional handler and not finished, written
+//! down so that others find them when the process ends without a word.
 //!
 //! A list is written when a message is to start that is on none yet, and then it has everything
 //! received so far. With a backlog that is one write for thousands of messages.
@@ -47,7 +47,7 @@ struct Received {
     lists: BTreeMap<u64, List>,
     /// The digests of other sessions that may have ended without a word.
     suspects: HashSet<i64>,
-    /// When the session has last beaten, and was told the suspects.
+    /// The time when the session last beat, and was told the suspects.
     beaten_at: Option<Instant>,
 }
 
@@ -66,11 +66,9 @@ pub(super) struct SessionEntry {
 
 impl Session {
     pub(super) fn new(scope: Scope, number: i64, sessions: Arc<dyn Sessions>) -> Arc<Self> {
-        let (id, received, last_list) = (
-            SessionId { scope, number },
-            Mutex::default(),
-            Default::default(),
-        );
+        let id = SessionId { scope, number };
+        let received = Mutex::default();
+        let last_list = Default::default();
         Arc::new(Self {
             id,
             began: Instant::now(),
@@ -141,7 +139,8 @@ impl Session {
                 last,
             )
         };
-        let (number, finished) = (list.number, list.finished.clone());
+        let number = list.number;
+        let finished = list.finished.clone();
         self.sessions.add(list).await?;
         let mut received = self.lock();
         let mut unfinished = 0;
@@ -157,7 +156,7 @@ impl Session {
         Ok(())
     }
 
-    /// Each change leaves the numbers consistent, so a panic elsewhere does no harm.
+    /// Locks the numbers. Each change leaves them consistent, so a panic elsewhere does no harm.
     fn lock(&self) -> MutexGuard<'_, Received> {
         self.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -215,8 +214,8 @@ impl SessionEntry {
         }
     }
 
-    /// Whether the key is suspect; `None` if the message is on no list yet, or the suspects were
-    /// read too long ago.
+    /// Returns whether the key is suspect; `None` if the message is on no list yet, or the suspects
+    /// were read too long ago.
     fn listed(&self) -> Option<bool> {
         let received = self.session.lock();
         let is_listed = self.number <= received.listed && is_fresh(received.beaten_at);
@@ -228,6 +227,7 @@ impl Drop for SessionEntry {
     fn drop(&mut self) {
         let mut received = self.session.lock();
         match self.number.checked_sub(received.listed + 1) {
+            // It is on no list yet.
             Some(ahead) => {
                 let place = usize::try_from(ahead)
                     .ok()
@@ -239,6 +239,7 @@ impl Drop for SessionEntry {
                     received.listed += 1;
                 }
             }
+            // Its list is removed when all of its messages are finished.
             None => {
                 let list = received.lists.range_mut(self.number..).next();
                 list.into_iter()
@@ -270,10 +271,10 @@ mod tests {
     impl Written {
         fn answer(&self) -> Result<(), StoreError> {
             self.asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-            match self.is_away.load(std::sync::atomic::Ordering::SeqCst) {
-                true => Err(StoreError::unavailable("simulated")),
-                false => Ok(()),
+            if self.is_away.load(std::sync::atomic::Ordering::SeqCst) {
+                return Err(StoreError::unavailable("simulated"));
             }
+            Ok(())
         }
 
         fn sizes(&self) -> Vec<usize> {
@@ -385,11 +386,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn messages_that_finish_without_a_start_are_on_no_list() {
         let (session, written) = session();
-        let (first, second, third) = (
-            session.receive(&key(1)),
-            session.receive(&key(2)),
-            session.receive(&key(3)),
-        );
+        let first = session.receive(&key(1));
+        let second = session.receive(&key(2));
+        let third = session.receive(&key(3));
         drop((first, second));
         assert!(!third.list().await.unwrap());
         assert_eq!(
@@ -424,7 +423,8 @@ mod tests {
     async fn a_key_of_a_session_that_ended_without_a_word_is_suspect_and_suspects_are_read_again() {
         let (session, written) = session();
         *written.suspects.lock().unwrap() = vec![digest(7)];
-        let (seven, eight) = (session.receive(&key(7)), session.receive(&key(8)));
+        let seven = session.receive(&key(7));
+        let eight = session.receive(&key(8));
         assert!(seven.list().await.unwrap() && !eight.list().await.unwrap());
         // A process that started a moment ago may follow one that has just ended.
         assert_eq!(*written.silent_for.lock().unwrap(), [Duration::ZERO]);

@@ -16,31 +16,32 @@ const SHORTEST_TRANSACTION: Duration = Duration::from_millis(100);
 /// versions of rows.
 const LONGEST_TRANSACTION: Duration = Duration::from_secs(3_600);
 
-/// In which order messages run.
+/// The order in which messages run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ordering {
-    /// One after another within a partition (or a queue's group).
+    /// Messages of a partition (or of a queue's group) run one after another.
     Partition,
-    /// One after another within a broker key; messages without a key have no order. The default.
+    /// Messages with the same broker key run one after another; messages without a key have no
+    /// order. The default.
     #[default]
     Key,
     /// Any order.
     Unordered,
 }
 
-/// What happens to a message of which no key can be made.
+/// The treatment of a message of which no key can be made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BadKeys {
-    /// It is sent to the dead letters. The default.
+    /// The message is sent to the dead letters. The default.
     #[default]
     DeadLetter,
     /// The consumer stops at it, and does not acknowledge it.
     Refuse,
 }
 
-/// What happens to a dead letter of this consumer's own scope that is delivered to it again,
+/// The treatment of a dead letter of this consumer's own scope that is delivered to it again,
 /// unchanged, while the message's record says that it has failed.
 ///
 /// An operator who moves dead letters back with the tools of the broker (the redrive of an SQS
@@ -49,16 +50,16 @@ pub enum BadKeys {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReturnedLetters {
-    /// Its record is reopened, and the message runs again as attempt 1, counted as
+    /// The record is reopened, and the message runs again as attempt 1, counted as
     /// `extra_runs{reset}`. The default.
     #[default]
     Reopen,
-    /// It is written to the dead letters again, with the reason that its record has. Only a redrive
-    /// of oncegate's makes it run.
+    /// The message is written to the dead letters again, with the reason that its record has. Only
+    /// a redrive by oncegate makes it run.
     WriteBack,
 }
 
-/// How the span of a run relates to the trace of the message's producer.
+/// The relation of a run's span to the trace of the message's producer.
 ///
 /// The program's propagator defines which headers carry that trace:
 /// `opentelemetry::global::set_text_map_propagator`.
@@ -134,7 +135,51 @@ impl ConsumerSettings {
         routes: &[(Option<&str>, &Gate)],
         has_retry_topics: bool,
     ) -> Result<(), ConsumerError> {
-        let refuse = |what: &str| Err(ConsumerError::Settings(what.to_owned()));
+        self.check_limits()?;
+        let ordering = self.ordering;
+        let is_ordered = ordering != Ordering::Unordered && !self.overtaking_retries;
+        if is_ordered && has_retry_topics {
+            return refuse(format!(
+                "`ordering` is {ordering:?}, and a message that waits in a retry topic is overtaken: choose \
+                 `Ordering::Unordered`, or accept it by `overtaking_retries`"
+            ));
+        }
+        let needs_store = routes
+            .iter()
+            .find(|(_, gate)| gate.settings().transactional || gate.settings().fenced);
+        if let (Some(_), Some((_, gate))) = (self.fail_open_after, needs_store) {
+            let scope = gate.scope();
+            return refuse(format!(
+                "`fail_open_after` is set, and the gate `{scope}` is transactional or fenced: without its store \
+                 there is no transaction and no fencing_token"
+            ));
+        }
+        if self.tenant_limit == Some(0) {
+            return refuse("`tenant_limit` must be at least 1");
+        }
+        let without_tenant = routes.iter().find(|(_, gate)| !gate.key().has_tenant());
+        if let (Some(_), Some((_, gate))) = (self.tenant_limit, without_tenant) {
+            let scope = gate.scope();
+            return refuse(format!(
+                "`tenant_limit` is set, and the key of `{scope}` has no tenant: set `Key::tenant`"
+            ));
+        }
+        if let Some(defect) = self.breaker.as_ref().and_then(Breaker::defect) {
+            return refuse(defect);
+        }
+        let mut names: Vec<&str> = routes.iter().filter_map(|(name, _)| *name).collect();
+        names.sort_unstable();
+        match names.windows(2).find(|pair| pair.first() == pair.last()) {
+            Some(pair) => refuse(format!(
+                "the route `{}` is given twice",
+                pair.first().copied().unwrap_or_default()
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the first number or time that is out of its limits.
+    fn check_limits(&self) -> Result<(), ConsumerError> {
         let ConsumerSettings {
             concurrency,
             max_attempts,
@@ -159,51 +204,12 @@ impl ConsumerSettings {
             ),
         ];
         if let Some((name, _)) = longest.iter().find(|(_, time)| *time > LONGEST_TIME) {
-            return refuse(&format!("`{name}` must be at most 365 days"));
+            return refuse(format!("`{name}` must be at most 365 days"));
         }
         if self.most_messages == 0 || self.most_bytes == 0 {
             return refuse("`in_flight` must let at least one message and one byte in");
         }
-        let ordering = self.ordering;
-        let is_ordered = ordering != Ordering::Unordered && !self.overtaking_retries;
-        if is_ordered && has_retry_topics {
-            return refuse(&format!(
-                "`ordering` is {ordering:?}, and a message that waits in a retry topic is overtaken: choose \
-                 `Ordering::Unordered`, or accept it by `overtaking_retries`"
-            ));
-        }
-        if self.fail_open_after.is_some() {
-            let bound = |gate: &Gate| gate.settings().transactional || gate.settings().fenced;
-            if let Some((_, gate)) = routes.iter().find(|(_, gate)| bound(gate)) {
-                let scope = gate.scope();
-                return refuse(&format!(
-                    "`fail_open_after` is set, and the gate `{scope}` is transactional or fenced: without its store \
-                     there is no transaction and no fencing_token"
-                ));
-            }
-        }
-        if self.tenant_limit == Some(0) {
-            return refuse("`tenant_limit` must be at least 1");
-        }
-        let without_tenant = routes.iter().find(|(_, gate)| !gate.key().has_tenant());
-        if let (Some(_), Some((_, gate))) = (self.tenant_limit, without_tenant) {
-            let scope = gate.scope();
-            return refuse(&format!(
-                "`tenant_limit` is set, and the key of `{scope}` has no tenant: set `Key::tenant`"
-            ));
-        }
-        if let Some(defect) = self.breaker.as_ref().and_then(Breaker::defect) {
-            return refuse(defect);
-        }
-        let mut names: Vec<&str> = routes.iter().filter_map(|(name, _)| *name).collect();
-        names.sort_unstable();
-        match names.windows(2).find(|pair| pair.first() == pair.last()) {
-            Some(pair) => refuse(&format!(
-                "the route `{}` is given twice",
-                pair.first().copied().unwrap_or_default()
-            )),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// Returns the first setting that does not suit a transactional handler.
@@ -211,14 +217,14 @@ impl ConsumerSettings {
         &self,
         routes: impl Iterator<Item = TransactionalTerms<'a>>,
     ) -> Result<(), ConsumerError> {
-        let refuse = |what: String| Err(ConsumerError::Settings(what));
         for TransactionalTerms {
             gate,
             limit,
             is_batched,
         } in routes
         {
-            let (scope, retention) = (gate.scope(), gate.settings().retention);
+            let scope = gate.scope();
+            let retention = gate.settings().retention;
             if self.fail_open_after.is_some() {
                 return refuse(format!(
                     "`fail_open_after` is set, and the handler of `{scope}` is transactional: without its store there \
@@ -247,12 +253,16 @@ impl ConsumerSettings {
     }
 }
 
-/// What a transactional handler and its gate must agree on.
+fn refuse(what: impl Into<String>) -> Result<(), ConsumerError> {
+    Err(ConsumerError::Settings(what.into()))
+}
+
+/// The terms on which a transactional handler and its gate must agree.
 pub(super) struct TransactionalTerms<'a> {
     pub(super) gate: &'a Gate,
     /// The limit of its transactions.
     pub(super) limit: Duration,
-    /// Whether a transaction has a batch of messages.
+    /// `true` if a transaction has a batch of messages.
     pub(super) is_batched: bool,
 }
 

@@ -10,14 +10,12 @@ use std::time::{Duration, SystemTime};
 use oncegate_core::record::TokenTag;
 use oncegate_core::store::{DeadLetterStop, StoreError};
 use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
-use super::breaker::FailureCount;
 use super::end::End;
 use super::error::ConsumerError;
 use super::item::Item;
 use super::member::{Ended, Member, Next};
-use super::retry_writes::RETRY;
 use super::settings::BadKeys;
 use super::shared::Shared;
 use crate::backoff::Backoff;
@@ -27,6 +25,10 @@ use crate::dead_letters::{
 use crate::gate::{Completion, Identity, Lease};
 use crate::health::{Stage, WaitCause};
 use crate::observe::Event;
+
+mod retry;
+
+use retry::{Waits, hand_on, later, retry};
 
 /// The delays between tries to write a dead letter.
 const DEAD_LETTER_BACKOFF: Backoff =
@@ -77,7 +79,7 @@ pub(super) async fn settle(shared: &Shared, member: Member, end: End) -> Ended {
     }
 }
 
-/// What is left to do for a message.
+/// The rest of the work for a message.
 enum After {
     /// Nothing: it is to be acknowledged.
     Ack,
@@ -98,6 +100,7 @@ async fn after(shared: &Shared, item: &mut Item, end: End) -> After {
     item.past.ended(&end);
     match end {
         End::Completed => {
+            // A message has succeeded: a stop at the dead-letter limit may be over.
             if shared.noted(false) {
                 end_stop(shared).await;
             }
@@ -114,20 +117,11 @@ async fn after(shared: &Shared, item: &mut Item, end: End) -> After {
             cause,
             reason,
             attempts,
-        } => match give_up(shared, item, lease, cause, reason, attempts).await {
-            Ok(Completion::Applied) => After::Ack,
-            Ok(Completion::NotOwner) => After::Again {
-                after: Duration::ZERO,
-                cause: WaitCause::Busy,
-            },
-            Err(error) => After::Stop(Box::new(error)),
-        },
+        } => After::of_letter(give_up(shared, item, lease, cause, reason, attempts).await),
         End::NotHandedOver { reason, by } => {
             let cause = DeadLetterCause::NotHandedOver;
-            match hand_over(shared, item, cause, reason, 0, Some(by)).await {
-                Ok(()) => After::Ack,
-                Err(error) => After::Stop(Box::new(error)),
-            }
+            let written = hand_over(shared, item, cause, reason, 0, Some(by)).await;
+            After::of_letter(written.map(|()| Completion::Applied))
         }
         End::Retry {
             lease,
@@ -136,28 +130,21 @@ async fn after(shared: &Shared, item: &mut Item, end: End) -> After {
             reason,
         } => {
             let waits = retry(shared, item, *lease, delay, count, reason).await;
-            waits.after(delay, WaitCause::Retry)
+            After::of_wait(waits, delay, WaitCause::Retry)
         }
         End::Later {
             lease,
             delay,
             reason,
-        } => later(shared, item, *lease, delay, &reason)
-            .await
-            .after(delay, WaitCause::Later),
+        } => {
+            let waits = later(shared, item, *lease, delay, &reason).await;
+            After::of_wait(waits, delay, WaitCause::Later)
+        }
         End::Lapsing {
             attempt,
             lasts,
             reason,
-        } => {
-            let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
-            warn!(scope, %origin, attempt, reason, ?lasts, "the outcome of an attempt is unknown; the message is tried again when the lease of the attempt is over");
-            item.past.last_failure = Some(reason.into());
-            After::Again {
-                after: lasts,
-                cause: WaitCause::Lapse,
-            }
-        }
+        } => lapse(item, attempt, lasts, reason),
         End::NotNow {
             ask_again_in,
             cause,
@@ -168,131 +155,50 @@ async fn after(shared: &Shared, item: &mut Item, end: End) -> After {
         End::NotDue { due_in } => match hand_on(shared, item, due_in).await {
             Some(_) => After::Ack,
             // A clock that jumped must not block a key: ask again after at most one lease.
-            None => {
-                let after = due_in.min(item.route.gate.settings().lease);
-                After::Again {
-                    after,
-                    cause: WaitCause::Retry,
-                }
-            }
+            None => After::Again {
+                after: due_in.min(item.route.gate.settings().lease),
+                cause: WaitCause::Retry,
+            },
         },
         End::NoAnswer { error } => After::NoAnswer { error },
     }
 }
 
-/// Where a message waits for its retry.
-enum Waits {
-    InRetryTopic,
-    AtBroker,
-    Here,
+/// Lets the message wait until the lease of an attempt is over whose outcome is unknown.
+fn lapse(item: &mut Item, attempt: u32, lasts: Duration, reason: String) -> After {
+    let scope = item.route.gate.scope();
+    let origin = item.delivery.message.origin();
+    warn!(scope, %origin, attempt, reason, ?lasts, "the outcome of an attempt is unknown; the message is tried again when the lease of the attempt is over");
+    item.past.last_failure = Some(reason.into());
+    After::Again {
+        after: lasts,
+        cause: WaitCause::Lapse,
+    }
 }
 
-impl Waits {
-    fn after(self, delay: Duration, cause: WaitCause) -> After {
-        match self {
-            Self::InRetryTopic => After::Ack,
-            Self::AtBroker => After::Drop,
-            Self::Here => After::Again {
+impl After {
+    /// The rest of the work for a message whose dead letter was written or refused.
+    fn of_letter(given_up: Result<Completion, ConsumerError>) -> Self {
+        match given_up {
+            Ok(Completion::Applied) => Self::Ack,
+            // The outcome of the other owner counts.
+            Ok(Completion::NotOwner) => Self::Again {
+                after: Duration::ZERO,
+                cause: WaitCause::Busy,
+            },
+            Err(error) => Self::Stop(Box::new(error)),
+        }
+    }
+
+    /// The rest of the work for a message that waits there for as long as the delay.
+    fn of_wait(waits: Waits, delay: Duration, cause: WaitCause) -> Self {
+        match waits {
+            Waits::InRetryTopic => Self::Ack,
+            Waits::AtBroker => Self::Drop,
+            Waits::Here => Self::Again {
                 after: delay,
                 cause,
             },
-        }
-    }
-}
-
-/// Releases the claim of a failed attempt, and puts the message where it waits.
-async fn retry(
-    shared: &Shared,
-    item: &mut Item,
-    lease: Lease,
-    delay: Duration,
-    count: FailureCount,
-    reason: String,
-) -> Waits {
-    let attempt = lease.attempt().number();
-    {
-        let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
-        info!(scope, %origin, attempt, ?delay, reason, "the attempt failed; the message will be tried again");
-    }
-    let is_counted = count == FailureCount::Counted;
-    if is_counted && attempt == 1 {
-        let message = item.delivery.message.clone();
-        item.delivery.message = message.with_first_failed_at(SystemTime::now());
-    }
-    let next = wait(shared, item, lease, delay, is_counted, &reason).await;
-    item.route.gate.observe(Event::Retried {
-        scope: item.route.gate.scope(),
-    });
-    item.past.uncounted = if is_counted {
-        0
-    } else {
-        item.past.uncounted.saturating_add(1)
-    };
-    item.past.last_failure = Some(reason.into());
-    next
-}
-
-/// Releases the claim of a message that cannot be done yet, and puts the message where it waits.
-/// That is no attempt and no failure: a handler may want a message later any number of times.
-async fn later(
-    shared: &Shared,
-    item: &mut Item,
-    lease: Lease,
-    delay: Duration,
-    reason: &str,
-) -> Waits {
-    let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
-    debug!(scope, %origin, ?delay, reason, "the handler wants the message later");
-    wait(shared, item, lease, delay, NOT_COUNTED, reason).await
-}
-
-/// A release that takes the attempt back.
-const NOT_COUNTED: bool = false;
-
-/// Releases a claim, and puts its message where it waits for as long as `delay`, or a little
-/// longer.
-async fn wait(
-    shared: &Shared,
-    item: &mut Item,
-    lease: Lease,
-    delay: Duration,
-    counted: bool,
-    reason: &str,
-) -> Waits {
-    let handed_on = hand_on(shared, item, delay).await;
-    lease
-        .release(handed_on.unwrap_or(delay), counted, reason)
-        .await;
-    match handed_on {
-        Some(_) => Waits::InRetryTopic,
-        None if item.delivery.ack_handle.nack_after(delay) => Waits::AtBroker,
-        None => Waits::Here,
-    }
-}
-
-/// Sends the message to a retry topic if the delay is long enough, and returns how long it waits
-/// there. `None`: it stays here, because its delay is short, there is no retry topic, or the retry
-/// topic cannot be written.
-///
-/// A crash after this leaves two copies of the message, one here and one there: the record answers
-/// the second.
-async fn hand_on(shared: &Shared, item: &mut Item, wait: Duration) -> Option<Duration> {
-    let queue = shared.retry_queue.as_ref()?;
-    let wait = queue.wait(wait)?;
-    item.enter(Stage::Ending, Instant::now());
-    match queue.send(&item.delivery.message, wait).await {
-        Ok(()) => {
-            shared.retry_writes.succeeded(wait);
-            Some(wait)
-        }
-        Err(error) => {
-            let origin = item.delivery.message.origin();
-            warn!(%origin, error, "the retry topic could not be written; the message waits in this process");
-            item.past.unwritten = Some(shared.retry_writes.failed(wait, &error));
-            shared
-                .observer
-                .observe(Event::SourceError { operation: RETRY });
-            None
         }
     }
 }
@@ -363,7 +269,8 @@ async fn may_give_up(
 /// the store does not answer within the stop deadline, the consumer ends without that.
 async fn keep_stop(shared: &Shared, item: &Item, stop: &DeadLetterStop) {
     let gate = &item.route.gate;
-    let (began, mut failures) = (Instant::now(), 0_u32);
+    let began = Instant::now();
+    let mut failures = 0_u32;
     while let Err(error) = gate.set_dead_letter_stop(Some(stop)).await {
         failures = failures.saturating_add(1);
         let scope = gate.scope();
@@ -437,7 +344,8 @@ async fn hand_over(
     };
     item.enter(Stage::Burying, Instant::now());
     send(shared, item, &**dead_letters, &letter).await?;
-    let (origin, reason) = (letter.message.origin(), letter.reason.as_str());
+    let origin = letter.message.origin();
+    let reason = letter.reason.as_str();
     item.route.gate.observe(Event::DeadLettered {
         scope,
         cause,
@@ -465,7 +373,8 @@ async fn mark_handed_over(shared: &Shared, item: &Item, identity: &Identity, by:
     } else {
         shared.settings.fail_open_after
     };
-    let (began, mut failures) = (Instant::now(), 0_u32);
+    let began = Instant::now();
+    let mut failures = 0_u32;
     while let Err(error) = gate.hand_over(&identity.key, by).await {
         gate.observe(Event::StoreError {
             scope: gate.scope(),
@@ -494,7 +403,8 @@ async fn send(
     dead_letters: &dyn DeadLetters,
     letter: &DeadLetter,
 ) -> Result<(), ConsumerError> {
-    let (mut failures, mut waits) = (0_u32, None);
+    let mut failures = 0_u32;
+    let mut waits = None;
     while let Err(error) = dead_letters.send(letter).await {
         failures = failures.saturating_add(1);
         waits.get_or_insert_with(|| shared.in_flight.waits_for_dead_letter());
@@ -506,7 +416,8 @@ async fn send(
             .observer
             .observe(Event::SourceError { operation: LETTER });
         if let Some(refused) = error.downcast_ref::<DeadLetterRefused>() {
-            let (origin, reason) = (letter.message.origin().clone(), refused.to_string());
+            let origin = letter.message.origin().clone();
+            let reason = refused.to_string();
             return Err(ConsumerError::DeadLetterRefused { origin, reason });
         }
         tokio::time::sleep(DEAD_LETTER_BACKOFF.wait(failures, item.route.gate.fraction())).await;

@@ -1,4 +1,4 @@
-//! What all parts of a running consumer share.
+//! The state that all parts of a running consumer share.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,22 +25,22 @@ use crate::source::{RetryQueue, Terms};
 
 /// A gate and the handler behind it.
 pub(super) struct Route {
-    /// Its index among the consumer's routes.
+    /// The index of the route among the consumer's routes.
     pub(super) number: usize,
     pub(super) gate: Arc<OpenGate>,
     /// The gate that runs messages without the store while it is away, if the consumer fails open.
     pub(super) fail_open: Option<Arc<OpenGate>>,
     pub(super) handler: Arc<dyn ErasedHandler>,
-    /// How large its batches are, if it takes batches.
+    /// The limits of its batches, if it takes batches.
     pub(super) limits: Option<BatchLimits>,
     /// The same handler, if it takes batches whose messages are claimed one by one.
     pub(super) batches: Option<Arc<dyn ErasedBatchHandler>>,
-    /// Its runs without a claim, if it is transactional.
+    /// The work for runs without a claim, if it is transactional.
     pub(super) transactional: Option<TransactionalRoute>,
     pub(super) breaker: Switch,
 }
 
-/// What a route needs to run first attempts without a claim.
+/// The parts that a route needs to run first attempts without a claim.
 pub(super) struct TransactionalRoute {
     pub(super) work: Arc<dyn ErasedTransactional>,
     /// The same, if a transaction has many messages.
@@ -98,13 +98,13 @@ impl std::fmt::Debug for Route {
     }
 }
 
-/// What all parts of a running consumer share.
+/// The state that all parts of a running consumer share.
 pub(super) struct Shared {
     /// The first one has no name; it takes the messages of every route that no other one takes.
     pub(super) routes: Vec<(Option<String>, Arc<Route>)>,
     pub(super) dead_letters: Option<Arc<dyn DeadLetters>>,
     pub(super) observer: Arc<dyn Observer>,
-    /// One permit for each handler that may run.
+    /// The permits: one for each handler that may run.
     pub(super) permits: Arc<Semaphore>,
     pub(super) dead_letter_guard: Mutex<DeadLetterGuard>,
     pub(super) in_flight: InFlight,
@@ -117,7 +117,7 @@ pub(super) struct Shared {
     /// The stop ends at once, without waiting for handlers.
     pub(super) at_once: CancellationToken,
     pub(super) spans: Spans,
-    /// Where messages wait for a retry that is not due soon.
+    /// The topics or queues in which messages wait for a retry that is not due soon.
     pub(super) retry_queue: Option<Arc<dyn RetryQueue>>,
     /// Failures of writing to it.
     pub(super) retry_writes: Arc<RetryWrites>,
@@ -126,7 +126,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) const ALL: u32 = 1 << 16;
-    /// One message moves the average by one part in this many.
+    /// The divisor of the average: one message moves it by one part in this many.
     pub(super) const SHARE_OF_ONE: u32 = 64;
 
     pub(super) fn breaker(&self, route: usize) -> Option<&Switch> {
@@ -139,9 +139,12 @@ impl Shared {
 
     /// The most messages that run at once.
     pub(super) fn most_at_once(&self) -> usize {
-        let of_call = |route: &Arc<Route>| route.limits.map_or(1, |limits| limits.messages);
-        let largest = self.routes().map(of_call).max().unwrap_or(1);
-        largest.saturating_mul(self.settings.concurrency as usize)
+        let largest_call = self
+            .routes()
+            .map(|route| route.limits.map_or(1, |limits| limits.messages))
+            .max()
+            .unwrap_or(1);
+        largest_call.saturating_mul(self.settings.concurrency as usize)
     }
 
     pub(super) fn terms(&self) -> Terms {
@@ -179,9 +182,8 @@ impl Shared {
             .routes
             .iter()
             .find(|(route, _)| route.as_deref() == Some(name));
-        let unnamed = || self.routes.iter().find(|(route, _)| route.is_none());
         let (_, route) = named
-            .or_else(unnamed)
+            .or_else(|| self.routes.iter().find(|(route, _)| route.is_none()))
             .expect("a consumer is made with a route that has no name");
         Arc::clone(route)
     }
@@ -208,8 +210,8 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the prefetch pays: it costs a read for each message that is not completed, and saves
-    /// more than that for each one that is.
+    /// Returns whether the prefetch pays: it costs a read for each message that is not completed,
+    /// and saves more than that for each one that is.
     pub(super) fn mostly_duplicates(&self) -> bool {
         self.duplicates.load(Relaxed) > Self::ALL / 2
     }

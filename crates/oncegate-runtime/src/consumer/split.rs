@@ -1,4 +1,4 @@
-//! What runs next after a part of a batch has failed.
+//! The order of the calls after a part of a batch has failed.
 //!
 //! A batch that fails as a whole is halved until the message is found that makes it fail: so it
 //! gets its own reason, and costs the others no attempt. The algorithm is pure: it has no handler,
@@ -7,12 +7,12 @@
 use crate::failure::{Advice, Failure};
 use crate::observe::BatchCall;
 
-/// How many messages must fail alone, one after another and without a call that succeeds, until the
-/// cause is taken to be what all of them need.
+/// The number of messages that must fail alone, one after another and without a call that succeeds,
+/// until the cause is taken to be what all of them need.
 const OUTAGE_AFTER: u32 = 3;
 
-/// How often the same messages are tried again together after a conflict with another transaction.
-/// Then they are split: a shorter transaction has fewer conflicts.
+/// The number of times that the same messages are tried again together after a conflict with
+/// another transaction. Then they are split: a shorter transaction has fewer conflicts.
 const MOST_CONFLICTS: u32 = 3;
 
 /// A batch while it runs: its parts that have not run yet.
@@ -21,7 +21,7 @@ pub(super) struct Split<T> {
     /// The next one is the last.
     parts: Vec<Part<T>>,
     call: BatchCall,
-    /// How many messages have failed alone since a call succeeded.
+    /// The number of messages that have failed alone since a call succeeded.
     failed_alone: u32,
 }
 
@@ -29,27 +29,27 @@ pub(super) struct Split<T> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Part<T> {
     pub(super) members: Vec<T>,
-    /// How often another transaction was in the way of these.
+    /// The number of times that another transaction was in the way of these.
     pub(super) conflicts: u32,
 }
 
-/// Why a call did not end its messages.
+/// The cause of a call that did not end its messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Blame {
-    /// One of them may be the cause.
+    /// A message may be the cause.
     One,
-    /// None of them is: each fails as if it had been alone.
+    /// No message is the cause: each fails as if it had been alone.
     None,
     /// Others were, and have left: the rest runs again.
     Others,
     /// Another transaction was in the way of all of them.
     Conflict,
-    /// What one of them needs was in the way, which is no failure of it: a key that is held, or a
-    /// lost connection.
+    /// Something that a message needs was in the way, which is no failure of it: a key that is
+    /// held, or a lost connection.
     InTheWay,
 }
 
-/// What follows after a call that did not end its messages.
+/// The next step after a call that did not end its messages.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NextStep<T> {
     /// The next part runs at once.
@@ -155,7 +155,7 @@ impl<T> Split<T> {
     }
 }
 
-/// Who may be the cause of a failure of a whole batch.
+/// Returns what may be the cause of a failure of a whole batch.
 pub(super) fn blame(failure: &Failure) -> Blame {
     match failure.advice() {
         Advice::GiveUp | Advice::Retry { after: None } => Blame::One,
@@ -179,8 +179,9 @@ mod tests {
     #[test]
     fn the_message_that_fails_its_batch_is_found_in_a_logarithm_of_calls() {
         for poison in 0..100 {
-            let (mut split, mut calls, mut succeeded) =
-                (Split::new((0..100).collect(), vec![]), 0, 0);
+            let mut split = Split::new((0..100).collect(), vec![]);
+            let mut calls = 0;
+            let mut succeeded = 0;
             while let Some((part, _)) = split.next_part() {
                 calls += 1;
                 if !part.members.contains(&poison) {

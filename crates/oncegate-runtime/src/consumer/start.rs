@@ -1,4 +1,4 @@
-//! How a consumer starts: its gates, its dead letters, its source. It waits for a server that is
+//! The start of a consumer: its gates, its dead letters, its source. It waits for a server that is
 //! away.
 
 use std::future::Future;
@@ -61,7 +61,7 @@ pub(super) async fn consume_until(
         let opened = waiting
             .until_open("dead letters", &|| dead_letters.open(), shutdown.as_mut())
             .await;
-        if matches!(opened.map_err(ConsumerError::DeadLetters)?, Opened::No) {
+        if let Opened::No = opened.map_err(ConsumerError::DeadLetters)? {
             return Ok(());
         }
     }
@@ -71,39 +71,45 @@ pub(super) async fn consume_until(
     }
     // Before anything is received: a store that has lost records since the last commit must not be
     // trusted.
-    let compare = || -> BoxFuture<'_, Result<(), BoxError>> {
-        let gates: Vec<_> = shared
-            .routes()
-            .map(|route| Arc::clone(&route.gate))
-            .collect();
-        let source = Arc::clone(&source);
-        Box::pin(async move { positions::compare_and_keep(gates, &*source).await })
-    };
-    if matches!(
-        waiting
-            .until_open("source", &compare, shutdown.as_mut())
-            .await
-            .map_err(of_source)?,
-        Opened::No
-    ) {
+    let compared = waiting
+        .until_open(
+            "source",
+            &|| compare_positions(&shared, &source),
+            shutdown.as_mut(),
+        )
+        .await;
+    if let Opened::No = compared.map_err(of_source)? {
         return Ok(());
     }
-    let open = || -> BoxFuture<'_, Result<(), BoxError>> {
-        let opening = source.open(Arc::clone(&waiting.observer));
-        Box::pin(async move { Ok(opening.await?) })
-    };
-    if matches!(
-        waiting
-            .until_open("source", &open, shutdown.as_mut())
-            .await
-            .map_err(of_source)?,
-        Opened::No
-    ) {
+    let opened = waiting
+        .until_open(
+            "source",
+            &|| {
+                let opening = source.open(Arc::clone(&waiting.observer));
+                Box::pin(async move { Ok(opening.await?) })
+            },
+            shutdown.as_mut(),
+        )
+        .await;
+    if let Opened::No = opened.map_err(of_source)? {
         return Ok(());
     }
     let shared = Arc::new(shared);
     life.begin(&shared, &source);
     run::run(shared, source, life, shutdown, at_once).await
+}
+
+/// Compares each gate's store with what the source's broker holds.
+fn compare_positions(
+    shared: &Shared,
+    source: &Arc<dyn Source>,
+) -> BoxFuture<'static, Result<(), BoxError>> {
+    let gates: Vec<_> = shared
+        .routes()
+        .map(|route| Arc::clone(&route.gate))
+        .collect();
+    let source = Arc::clone(source);
+    Box::pin(async move { positions::compare_and_keep(gates, &*source).await })
 }
 
 /// Waits at the start for servers that are away.
@@ -122,10 +128,11 @@ impl Waiting {
         gate: &Gate,
         shutdown: Pin<&mut (impl Future<Output = ()> + Send)>,
     ) -> Result<Opened, ConsumerError> {
-        let open = || -> BoxFuture<'_, Result<(), BoxError>> {
-            Box::pin(async { Ok(gate.opened().await.map(drop)?) })
-        };
-        self.until_store_answers(&open, shutdown).await
+        self.until_store_answers(
+            &|| Box::pin(async { Ok(gate.opened().await.map(drop)?) }),
+            shutdown,
+        )
+        .await
     }
 
     /// Begins the session of transactional handlers; while their database is away, tries again
@@ -136,10 +143,11 @@ impl Waiting {
         gate: &OpenGate,
         shutdown: Pin<&mut (impl Future<Output = ()> + Send)>,
     ) -> Result<Opened, ConsumerError> {
-        let open = || -> BoxFuture<'_, Result<(), BoxError>> {
-            Box::pin(async { Ok(route.open(gate).await?) })
-        };
-        self.until_store_answers(&open, shutdown).await
+        self.until_store_answers(
+            &|| Box::pin(async { Ok(route.open(gate).await?) }),
+            shutdown,
+        )
+        .await
     }
 
     async fn until_store_answers(
@@ -162,7 +170,8 @@ impl Waiting {
         open: &Open<'_>,
         mut shutdown: Pin<&mut (impl Future<Output = ()> + Send)>,
     ) -> Result<Opened, BoxError> {
-        let (began, mut failures) = (Instant::now(), 0_u32);
+        let began = Instant::now();
+        let mut failures = 0_u32;
         while let Err(error) = open().await {
             let patience = self.patience;
             if !is_away(&error) || began.elapsed() >= patience {
@@ -186,7 +195,7 @@ impl Waiting {
     }
 }
 
-/// Whether the server may come back.
+/// Returns whether the server may come back.
 fn is_away(error: &BoxError) -> bool {
     let is_store_away = matches!(error.downcast_ref::<GateError>(), Some(GateError::Store(error)) if error.is_away());
     is_store_away
@@ -195,6 +204,7 @@ fn is_away(error: &BoxError) -> bool {
             .is_some_and(SourceError::is_away)
 }
 
+/// Returns the error of a source, or of a store whose position was compared with the source's.
 fn of_source(error: BoxError) -> ConsumerError {
     let other = match error.downcast::<SourceError>() {
         Ok(error) => return ConsumerError::Source(*error),

@@ -16,7 +16,7 @@ use crate::observe::RunOutcome;
 /// The target of these spans, for filters.
 const TARGET: &str = "oncegate::process";
 
-/// How many hex digits of a key's digest a span contains.
+/// The number of hex digits of a key's digest in a span.
 const DIGEST_DIGITS: usize = 16;
 
 /// Makes the spans of messages.
@@ -223,28 +223,29 @@ mod tests {
     use super::*;
     use crate::message::Broker;
 
+    fn message(origin: Origin) -> Message {
+        Message::new("orders", origin, None)
+    }
+
     #[test]
     fn each_broker_has_its_name_in_the_conventions() {
         static QUEUES: Broker = Broker {
             name: "queues",
             system: "some_queues",
         };
-        let of = |origin| Message::new("orders", origin, None);
-        let queue = || {
-            of(Origin::Queue {
-                queue: "orders".into(),
-                id: "1".into(),
-            })
-        };
-        assert_eq!(system(&queue()), None);
-        assert_eq!(system(&queue().with_broker(&QUEUES)), Some("some_queues"));
-        let other = || of(Origin::Other("without an id".into()));
-        assert_eq!(system(&other().with_broker(&QUEUES)), Some("some_queues"));
-        let kafka = Origin::Kafka {
+        let queue = message(Origin::Queue {
+            queue: "orders".into(),
+            id: "1".into(),
+        });
+        assert_eq!(system(&queue), None);
+        assert_eq!(system(&queue.with_broker(&QUEUES)), Some("some_queues"));
+        let other = message(Origin::Other("without an id".into()));
+        assert_eq!(system(&other.with_broker(&QUEUES)), Some("some_queues"));
+        let kafka = message(Origin::Kafka {
             topic: "orders".into(),
             partition: 0,
             offset: 0,
-        };
-        assert_eq!(system(&of(kafka)), Some("kafka"));
+        });
+        assert_eq!(system(&kafka), Some("kafka"));
     }
 }

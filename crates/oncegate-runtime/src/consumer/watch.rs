@@ -1,8 +1,9 @@
-//! What a running consumer records about itself for its [`Monitor`](super::Monitor): cheap for each
-//! message, complete when the monitor asks.
+//! The records of a running consumer about itself for its [`Monitor`](super::Monitor): cheap for
+//! each message, complete when the monitor asks.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,10 +14,10 @@ use crate::gate::OpenGate;
 use crate::health::{Messages, Rates, Stage, StoreOutage};
 use crate::message::{Message, Origin};
 
-/// How many handlers must have run before their usual time is reported.
-const ENOUGH_RUNS: u64 = 100;
-/// Twice the number of powers of two that a number of microseconds may have.
-const BUCKETS: usize = 128;
+mod handler_times;
+
+use handler_times::HandlerTimes;
+
 /// The most attempts that are named in a log line or an error.
 const MOST_NAMED: usize = 16;
 /// The weight of the last second in a rate.
@@ -49,6 +50,18 @@ pub(super) struct Underway {
     pub(super) since: Instant,
 }
 
+impl fmt::Display for Underway {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            gate,
+            origin,
+            stage,
+            ..
+        } = self;
+        write!(f, "{origin} in `{}` {stage}", gate.scope())
+    }
+}
+
 /// A partition or queue by name, taken from a message's [`Origin`].
 pub(super) type PartitionName = (Arc<str>, i32);
 
@@ -59,7 +72,7 @@ pub(super) struct Look {
     pub(super) messages: Messages,
     /// The shards that were asked of late, and when each was asked last.
     pub(super) asked: Vec<(Shard, Instant)>,
-    /// How many of the ready messages wait for their batch.
+    /// The number of ready messages that wait for their batch.
     pub(super) gathering: usize,
     pub(super) outages: Vec<SeenOutage>,
     pub(super) partitions: BTreeMap<PartitionName, SeenPartition>,
@@ -68,26 +81,21 @@ pub(super) struct Look {
     /// Since when messages have been ready while permits were free.
     pub(super) ready_since: Option<Instant>,
     pub(super) rates: Rates,
-    /// How many messages had been delivered and had ended by then.
+    /// The number of messages that had been delivered, and that had ended, by then.
     pub(super) totals: (u64, u64),
 }
 
 impl Look {
-    /// How many shards the store of this route has, as far as is known. A shard that was not asked
-    /// since the first of these outages began is not known to answer, and does not count.
+    /// Returns how many shards the store of this route has, as far as is known. A shard that was
+    /// not asked since the first of these outages began is not known to answer, and does not count.
     pub(super) fn shards_of(&self, route: usize, outages: &[StoreOutage], now: Instant) -> usize {
         let longest = outages.iter().map(|outage| outage.lasts).max();
-        let answers = |shard: Shard, asked_at: Instant| {
+        let answering = self.asked.iter().filter(|(shard, asked_at)| {
             let is_away = outages.iter().any(|outage| outage.shard == shard.number);
-            let was_asked = longest.is_none_or(|longest| now.duration_since(asked_at) <= longest);
+            let was_asked = longest.is_none_or(|longest| now.duration_since(*asked_at) <= longest);
             shard.route == route && !is_away && was_asked
-        };
-        outages.len()
-            + self
-                .asked
-                .iter()
-                .filter(|(shard, asked_at)| answers(*shard, *asked_at))
-                .count()
+        });
+        outages.len() + answering.count()
     }
 }
 
@@ -118,7 +126,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Whether it is before `other` in their partition.
+    /// Returns whether it is before `other` in their partition.
     pub(super) fn is_before(&self, other: &Self) -> bool {
         match (&self.origin, &other.origin) {
             (Origin::Kafka { offset, .. }, Origin::Kafka { offset: other, .. }) => offset < other,
@@ -209,21 +217,12 @@ impl Watch {
         look.rates = last.rates;
         let seconds = since.as_secs_f64();
         if seconds > 0.0 {
-            let rate = |now: u64, before: u64, rate: f64| {
-                #[expect(
-                    clippy::cast_precision_loss,
-                    reason = "a rate that is shown needs no 53 bits"
-                )]
-                let newest = now.saturating_sub(before) as f64 / seconds;
-                rate * (1.0 - NEWEST) + newest * NEWEST
+            let delivered = look.totals.0.saturating_sub(last.totals.0);
+            let ended = look.totals.1.saturating_sub(last.totals.1);
+            look.rates = Rates {
+                delivered_per_second: rate(last.rates.delivered_per_second, delivered, seconds),
+                ended_per_second: rate(last.rates.ended_per_second, ended, seconds),
             };
-            look.rates.delivered_per_second = rate(
-                look.totals.0,
-                last.totals.0,
-                last.rates.delivered_per_second,
-            );
-            look.rates.ended_per_second =
-                rate(look.totals.1, last.totals.1, last.rates.ended_per_second);
         }
         *last = look;
     }
@@ -235,7 +234,8 @@ impl Watch {
     /// Records a unit, until the [note](UnitNote::begin) of its last attempt is dropped.
     pub(super) fn begin(self: &Arc<Self>, gate: &Arc<OpenGate>, route: usize) -> UnitNote {
         let number = self.next_unit.fetch_add(1, Relaxed);
-        let (watch, gate) = (Arc::clone(self), Arc::clone(gate));
+        let watch = Arc::clone(self);
+        let gate = Arc::clone(gate);
         let unit = Arc::new(UnitInProgress {
             watch,
             number,
@@ -259,16 +259,11 @@ impl Watch {
     pub(super) fn named(&self) -> Vec<String> {
         let mut underway = self.underway();
         underway.sort_by_key(|underway| underway.since);
-        let name = |underway: &Underway| {
-            let Underway {
-                gate,
-                origin,
-                stage,
-                ..
-            } = underway;
-            format!("{origin} in `{}` {stage}", gate.scope())
-        };
-        underway.iter().take(MOST_NAMED).map(name).collect()
+        underway
+            .iter()
+            .take(MOST_NAMED)
+            .map(ToString::to_string)
+            .collect()
     }
 
     fn units(&self) -> MutexGuard<'_, HashMap<u64, Arc<UnitInProgress>>> {
@@ -278,6 +273,16 @@ impl Watch {
     fn look(&self) -> MutexGuard<'_, Look> {
         self.look.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the rate after this many more events within these seconds.
+fn rate(before: f64, events: u64, seconds: f64) -> f64 {
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a rate that is shown needs no 53 bits"
+    )]
+    let newest = events as f64 / seconds;
+    before * (1.0 - NEWEST) + newest * NEWEST
 }
 
 /// The record of a unit, to which its attempts are added.
@@ -302,7 +307,7 @@ struct UnitInProgress {
 struct Attempts {
     /// `None` for one that is over.
     notes: Vec<Option<NotedAttempt>>,
-    /// How many are in progress.
+    /// The number of attempts in progress.
     left: usize,
 }
 
@@ -335,20 +340,17 @@ impl UnitNote {
 
 impl UnitInProgress {
     fn underway(&self) -> Vec<Underway> {
-        let underway = |note: &NotedAttempt| Underway {
+        let attempts = self.attempts();
+        let notes = attempts.notes.iter().flatten();
+        let underway = notes.map(|note| Underway {
             gate: Arc::clone(&self.gate),
             route: self.route,
             origin: note.message.origin().clone(),
             received_at: note.received_at,
             stage: note.stage,
             since: note.since,
-        };
-        self.attempts()
-            .notes
-            .iter()
-            .flatten()
-            .map(underway)
-            .collect()
+        });
+        underway.collect()
     }
 
     fn attempts(&self) -> MutexGuard<'_, Attempts> {
@@ -367,7 +369,8 @@ impl AttemptNote {
     /// Notes that the next stage of the attempt has begun.
     pub(super) fn enter(&self, stage: Stage, since: Instant) {
         if let Some(Some(note)) = self.unit.attempts().notes.get_mut(self.position) {
-            (note.stage, note.since) = (stage, since);
+            note.stage = stage;
+            note.since = since;
         }
     }
 }
@@ -390,84 +393,31 @@ impl Drop for AttemptNote {
     }
 }
 
-/// How long handlers take: a histogram of powers of two and their midpoints, in microseconds, that
-/// fades over time.
-#[derive(Debug)]
-pub(super) struct HandlerTimes([AtomicU32; BUCKETS]);
-
-impl Default for HandlerTimes {
-    fn default() -> Self {
-        Self(std::array::from_fn(|_| AtomicU32::new(0)))
-    }
-}
-
-impl HandlerTimes {
-    pub(super) fn note(&self, took: Duration) {
-        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(2);
-        let power = micros.ilog2();
-        let upper_half = (micros >> (power - 1)) & 1;
-        let bucket = usize::try_from(2 * power).unwrap_or(0) + usize::from(upper_half == 1);
-        if let Some(count) = self.0.get(bucket) {
-            count.fetch_add(1, Relaxed);
-        }
-    }
-
-    /// The 99th percentile, rounded up to the next power of two or its midpoint; `None` while too
-    /// few handlers have run.
-    pub(super) fn p99(&self) -> Option<Duration> {
-        let counts: Vec<u64> = self
-            .0
-            .iter()
-            .map(|count| u64::from(count.load(Relaxed)))
-            .collect();
-        let all: u64 = counts.iter().sum();
-        if all < ENOUGH_RUNS {
-            return None;
-        }
-        let mut above = 0;
-        let bucket = counts.iter().rposition(|count| {
-            above += count;
-            above * 100 > all
-        })?;
-        let half = 1_u64.checked_shl(u32::try_from(bucket / 2).ok()?.saturating_sub(1))?;
-        Some(Duration::from_micros(
-            half.saturating_mul(3 + (bucket % 2) as u64),
-        ))
-    }
-
-    /// Halves the counts so far, so that the last minutes weigh most.
-    pub(super) fn fade(&self) {
-        for count in &self.0 {
-            let noted = count.load(Relaxed);
-            count.fetch_sub(noted / 2, Relaxed);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    // invariant: outage-without-end
-    #[test]
-    fn a_shard_that_was_asked_before_the_outage_is_not_known_to_answer() {
-        let now = Instant::now() + Duration::from_secs(100);
-        let outage = |shard, seconds| StoreOutage {
+    fn outage(shard: u64, seconds: u64) -> StoreOutage {
+        StoreOutage {
             shard,
             lasts: Duration::from_secs(seconds),
             error: String::new(),
             waiting: 0,
             open: false,
-        };
-        let asked = |route, number, ago| (Shard { route, number }, now - Duration::from_secs(ago));
-        let asked = vec![
-            asked(0, 1, 40),
-            asked(0, 2, 20),
-            asked(0, 3, 60),
-            asked(1, 4, 0),
-        ];
+        }
+    }
+
+    // invariant: outage-without-end
+    #[test]
+    fn a_shard_that_was_asked_before_the_outage_is_not_known_to_answer() {
+        let now = Instant::now() + Duration::from_secs(100);
+        let asked = [(0, 1, 40), (0, 2, 20), (0, 3, 60), (1, 4, 0)];
+        let asked = asked.map(|(route, number, ago)| {
+            let shard = Shard { route, number };
+            (shard, now - Duration::from_secs(ago))
+        });
         let look = Look {
-            asked,
+            asked: asked.to_vec(),
             ..Look::default()
         };
         assert_eq!(look.shards_of(0, &[], now), 3);
@@ -492,40 +442,5 @@ mod tests {
             3,
             "the third one was asked since"
         );
-    }
-
-    fn times(millis: impl IntoIterator<Item = u64>) -> HandlerTimes {
-        let times = HandlerTimes::default();
-        millis
-            .into_iter()
-            .for_each(|millis| times.note(Duration::from_millis(millis)));
-        times
-    }
-
-    #[test]
-    fn the_99th_percentile_is_rounded_up_by_less_than_half() {
-        assert_eq!(times(1..=99).p99(), None, "too few have run");
-        let seed = fastrand::u64(..);
-        let mut rng = fastrand::Rng::with_seed(seed);
-        for _ in 0..100 {
-            let mut taken: Vec<u64> = (0..rng.u64(100..2_000))
-                .map(|_| rng.u64(1..100_000))
-                .collect();
-            let found = times(taken.iter().copied()).p99().unwrap().as_millis();
-            taken.sort_unstable();
-            let exact = u128::from(taken[taken.len() - 1 - taken.len() / 100]);
-            assert!(
-                exact <= found && found * 2 <= exact * 3 + 2,
-                "seed {seed}: {exact} ms, found {found} ms"
-            );
-        }
-    }
-
-    #[test]
-    fn what_is_long_ago_counts_less() {
-        let times = times((0..1_000).map(|_| 5_000));
-        (0..8).for_each(|_| times.fade());
-        (0..1_000).for_each(|_| times.note(Duration::from_millis(10)));
-        assert!(times.p99().unwrap() < Duration::from_millis(20));
     }
 }

@@ -1,4 +1,5 @@
-//! What a consumer runs for the messages of a route: a handler of any kind, with its type erased.
+//! The handlers that a consumer runs for the messages of a route, of any kind, with their types
+//! erased.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use super::erased::{ErasedTransactional, ErasedTransactionalBatches};
 use crate::batch::{BatchHandler, BatchLimits, ErasedBatchHandler, ErasedBatches};
 use crate::handler::{ErasedHandler, Handler};
 
-/// What a consumer runs for the messages of a route: a [`Handler`], a [`Batched`](crate::Batched)
+/// A handler that a consumer runs for the messages of a route: a [`Handler`], a [`Batched`]
 /// or a [`Transactional`](crate::Transactional).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no handler",
@@ -36,7 +37,7 @@ impl<H: Handler> sealed::Sealed for H {
 pub struct Work {
     /// For duplicates, and for runs of one message under a claim.
     pub(super) handler: Arc<dyn ErasedHandler>,
-    /// How large its batches are, if it takes batches.
+    /// The limits of its batches, if it takes batches.
     pub(super) limits: Option<BatchLimits>,
     /// For calls with many messages under their claims.
     pub(super) batches: Option<Arc<dyn ErasedBatchHandler>>,

@@ -1,4 +1,4 @@
-//! Whether a handler's circuit breaker is open, as the scope's descriptor holds it.
+//! The mark of a handler's open circuit breaker, as the scope's descriptor holds it.
 
 use oncegate_core::store::{ScopeDescriptor, StoreError};
 
@@ -6,8 +6,8 @@ use super::OpenGate;
 use super::scope_descriptor::change;
 
 impl OpenGate {
-    /// Whether the breaker of a process was open, as the descriptor held it when the gate was
-    /// opened.
+    /// Returns whether the breaker of a process was open, as the descriptor held it when the gate
+    /// was opened.
     pub(crate) fn is_breaker_marked_open(&self) -> bool {
         self.losses
             .as_ref()
@@ -21,10 +21,10 @@ impl OpenGate {
     /// When the store does not answer, the descriptor cannot be read, or other processes keep
     /// changing it.
     pub(crate) async fn mark_breaker(&self, is_open: bool) -> Result<(), StoreError> {
-        let with_mark = |held| ScopeDescriptor {
+        let changed = change(&*self.store, &self.scope, |held| ScopeDescriptor {
             breaker_open: is_open,
             ..held
-        };
-        change(&*self.store, &self.scope, with_mark).await.map(drop)
+        });
+        changed.await.map(drop)
     }
 }

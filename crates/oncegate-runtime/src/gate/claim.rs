@@ -13,7 +13,7 @@ use super::{Identity, Lease, OpenGate};
 use crate::message::Message;
 use crate::observe::{Event, ExtraRunCause};
 
-/// One claim, however often it is sent. After an error it is sent again with the same token: it may
+/// A claim, however often it is sent. After an error it is sent again with the same token: it may
 /// have been granted.
 ///
 /// When it is dropped without an answer, the gate releases in the background whatever its token was
@@ -47,7 +47,7 @@ pub(crate) enum Claimed {
 }
 
 impl OpenClaim {
-    /// How long ago the claim was made.
+    /// Returns how long ago the claim was made.
     pub(crate) fn age(&self) -> Duration {
         self.first_sent_at.elapsed()
     }
@@ -233,16 +233,13 @@ impl OpenGate {
         claimed
     }
 
-    /// Why the message may have run before; `None` if it cannot have.
+    /// Returns why the message may have run before; `None` if it cannot have.
     pub(super) fn cause_of_extra_run(
         &self,
         message: &Message,
         grant: &Grant,
     ) -> Option<ExtraRunCause> {
-        let is_lost = || {
-            self.lost_at()
-                .is_some_and(|lost_at| is_produced_before(message, lost_at))
-        };
+        // One run has one cause: the surest comes first.
         if self.is_fail_open {
             Some(ExtraRunCause::FailOpen)
         } else if grant.reopened {
@@ -251,8 +248,10 @@ impl OpenGate {
             Some(ExtraRunCause::CrashTakeover)
         } else if grant.attempt == 1 && is_older_than(message, self.settings.retention) {
             Some(ExtraRunCause::Retention)
+        } else if grant.attempt == 1 && self.is_older_than_a_loss(message) {
+            Some(ExtraRunCause::StoreLoss)
         } else {
-            (grant.attempt == 1 && is_lost()).then_some(ExtraRunCause::StoreLoss)
+            None
         }
     }
 
@@ -262,23 +261,29 @@ impl OpenGate {
         known.unwrap_or_default().max(self.settings.lease)
     }
 
-    /// When the store last lost records, as far as this process knows.
-    fn lost_at(&self) -> Option<SystemTime> {
-        self.losses.as_ref().and_then(|losses| losses.lost_at())
+    /// Returns whether the message was produced before the store last lost records, as far as this
+    /// process knows.
+    fn is_older_than_a_loss(&self, message: &Message) -> bool {
+        self.losses
+            .as_ref()
+            .and_then(|losses| losses.lost_at())
+            .is_some_and(|lost_at| is_produced_before(message, lost_at))
     }
 }
 
-/// Whether the message was produced so long ago that its record may have been completed and expired
-/// since.
+/// Returns whether the message was produced so long ago that its record may have been completed and
+/// expired since.
 ///
 /// The wall clock decides only a count here.
 fn is_older_than(message: &Message, retention: Duration) -> bool {
-    let forgotten = || SystemTime::now().checked_sub(retention);
     message.produced_at().is_some()
-        && forgotten().is_some_and(|forgotten| is_produced_before(message, forgotten))
+        && SystemTime::now()
+            .checked_sub(retention)
+            .is_some_and(|forgotten| is_produced_before(message, forgotten))
 }
 
-/// Whether the message was produced before `time`; `false` for a message without a timestamp.
+/// Returns whether the message was produced before `time`; `false` for a message without a
+/// timestamp.
 fn is_produced_before(message: &Message, time: SystemTime) -> bool {
     message
         .produced_at()
@@ -290,24 +295,26 @@ mod tests {
     use super::*;
     use crate::message::Origin;
 
+    /// A message that was produced at this time since the Unix epoch.
+    fn produced_at(time: Duration) -> Message {
+        let millis = i64::try_from(time.as_millis()).unwrap();
+        Message::new("orders", Origin::Other("test".into()), None).with_timestamp_ms(millis)
+    }
+
     #[test]
     fn only_messages_older_than_the_retention_may_have_been_forgotten() {
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap();
         let hour = Duration::from_secs(3_600);
-        let message = |age: Duration| {
-            let millis = i64::try_from((now - age).as_millis()).unwrap();
-            Message::new("orders", Origin::Other("test".into()), None).with_timestamp_ms(millis)
-        };
-        assert!(is_older_than(&message(hour * 2), hour));
-        assert!(!is_older_than(&message(hour / 2), hour));
+        assert!(is_older_than(&produced_at(now - hour * 2), hour));
+        assert!(!is_older_than(&produced_at(now - hour / 2), hour));
         assert!(!is_older_than(
             &Message::new("orders", Origin::Other("test".into()), None),
             hour
         ));
         assert!(
-            !is_older_than(&message(now), hour),
+            !is_older_than(&produced_at(Duration::ZERO), hour),
             "a timestamp of 0 is none"
         );
     }

@@ -1,4 +1,4 @@
-//! Whether a transaction of the user has completed a key: only the record decides.
+//! The outcome of a transaction of the user that may have completed a key: only the record decides.
 
 use std::fmt;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) enum Committed {
     Yes,
     /// Still PENDING under this lease, and no transaction that could change this is in progress.
     No,
-    /// It belongs to another owner, or is gone.
+    /// The record belongs to another owner, or is gone.
     NotOwner,
 }
 
@@ -95,13 +95,13 @@ impl Lease {
         }
     }
 
-    /// Whether the handler has tried to complete the message in a transaction of its own. Then only
-    /// [`committed`](Self::committed) shows what has become of it.
+    /// Returns whether the handler has tried to complete the message in a transaction of its own.
+    /// Then only [`committed`](Self::committed) shows what has become of it.
     pub fn is_attempted(&self) -> bool {
         self.attempt.unit().is_attempted()
     }
 
-    /// Why there is no completion, with the error of the transaction if there was one.
+    /// Returns why there is no completion, with the error of the transaction if there was one.
     pub(crate) fn not_committed(&self) -> Failure {
         let attempted = self.attempt.unit().lock().take();
         Failure::retry(match attempted.and_then(|attempted| attempted.trouble) {

@@ -35,11 +35,9 @@ pub async fn replace_dead_letter_stop(
     scope: &Scope,
     stop: Option<&DeadLetterStop>,
 ) -> Result<Option<DeadLetterStop>, StoreError> {
-    let with_stop = |held| ScopeDescriptor {
+    let before = change(store, scope, |held| ScopeDescriptor {
         dead_letter_stop: stop.cloned(),
         ..held
-    };
-    Ok(change(store, scope, with_stop)
-        .await?
-        .and_then(|before| before.dead_letter_stop))
+    });
+    Ok(before.await?.and_then(|before| before.dead_letter_stop))
 }

@@ -1,11 +1,11 @@
-//! Why a gate cannot be used.
+//! The errors of gates.
 
 use oncegate_core::key::{KeyError, KeySpecError, PrepareError};
 use oncegate_core::store::StoreError;
 
 use crate::results::ResultStoreError;
 
-/// Why a gate cannot be used. Nothing has been claimed when it is returned.
+/// The reason why a gate cannot be used. Nothing has been claimed when it is returned.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GateError {
@@ -39,7 +39,7 @@ pub enum GateError {
     /// No key could be made of the message.
     #[error("no key: {0}")]
     BadKey(#[from] KeyError),
-    /// What the format of the key needs did not come, such as a schema: ask again.
+    /// The format of the key needs something that did not come, such as a schema: ask again.
     #[error(transparent)]
     Format(#[from] PrepareError),
     /// The store did not answer.

@@ -48,12 +48,9 @@ impl Store for FailOpenStore {
         let now = self.now();
         // A panic elsewhere leaves the map consistent: each change is one insert or remove.
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
-        let execute = |Command { key, operation }| {
+        let replies = commands.into_iter().map(|Command { key, operation }| {
             let (record, reply) = apply(now, records.remove(&key), &operation);
-            let goes_on = |record: &Record| {
-                matches!(record.state, State::Pending { .. } | State::Released { .. })
-            };
-            if let Some(record) = record.filter(goes_on) {
+            if let Some(record) = record.filter(has_not_ended) {
                 if records.len() >= REMEMBERED_MOST {
                     // Their next attempts are numbered from one again.
                     records.retain(|_, record| matches!(record.state, State::Pending { .. }));
@@ -61,20 +58,20 @@ impl Store for FailOpenStore {
                 records.insert(key, record);
             }
             Ok(reply)
-        };
-        commands.into_iter().map(execute).collect()
+        });
+        replies.collect()
     }
 
     async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let now = self.now();
         let records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
-        let look = |key| {
-            Ok(records.get(&key).map(|record| RecordSnapshot {
+        let found = keys.iter().map(|key| {
+            Ok(records.get(key).map(|record| RecordSnapshot {
                 now,
                 record: record.clone(),
             }))
-        };
-        keys.into_iter().map(look).collect()
+        });
+        found.collect()
     }
 
     async fn describe(
@@ -93,4 +90,9 @@ impl Store for FailOpenStore {
     async fn check(&self) -> Result<Checkup, StoreError> {
         Ok(Self::checkup())
     }
+}
+
+/// Returns whether the message runs, or waits for a retry.
+fn has_not_ended(record: &Record) -> bool {
+    matches!(record.state, State::Pending { .. } | State::Released { .. })
 }

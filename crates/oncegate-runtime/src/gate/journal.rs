@@ -87,11 +87,10 @@ impl Lease {
 
     /// Notes how the lease ended.
     pub(super) fn note_ended(&self, event: &str, reason: &str) {
-        let took = |entry: JournalEntry| JournalEntry {
+        self.gate.notes.note(|| JournalEntry {
             took_ms: Some(millis(self.granted_at.elapsed())),
-            ..entry
-        };
-        self.gate.notes.note(|| took(self.entry(event, reason)));
+            ..self.entry(event, reason)
+        });
     }
 
     fn entry(&self, event: &str, reason: &str) -> JournalEntry {
@@ -127,7 +126,7 @@ mod tests {
     use std::sync::Mutex;
     use std::time::Duration;
 
-    use oncegate_core::key::Key;
+    use oncegate_core::key::{Key, StoreKey};
     use oncegate_core::store::Store as _;
     use tokio::sync::Notify;
 
@@ -166,14 +165,25 @@ mod tests {
         }
     }
 
+    async fn execute(store: &MemoryStore, key: &StoreKey, operation: Operation) {
+        let command = Command {
+            key: key.clone(),
+            operation,
+        };
+        store.execute(vec![command]).await.remove(0).unwrap();
+    }
+
+    async fn reopen(store: &MemoryStore, key: &StoreKey) {
+        let found = store.read(vec![key.clone()]).await.remove(0).unwrap();
+        let expected = found.unwrap().record;
+        execute(store, key, Operation::Reopen { expected }).await;
+    }
+
     #[tokio::test]
     async fn each_end_of_a_run_is_noted_as_what_it_was_and_what_is_dropped_is_counted() {
-        let (kept, counters, store) = (
-            Arc::new(Kept::default()),
-            Arc::new(Counters::default()),
-            MemoryStore::new(),
-        );
-        let store = Arc::new(store);
+        let kept = Arc::new(Kept::default());
+        let counters = Arc::new(Counters::default());
+        let store = Arc::new(MemoryStore::new());
         let gate = Gate::new("billing", Key::json(["id"]), Arc::clone(&store)).fenced();
         let gate = gate
             .journal(Arc::clone(&kept))
@@ -185,18 +195,7 @@ mod tests {
             .await;
         let late = granted(&gate).await;
         let key = late.store_key().clone();
-        let expected = store
-            .read(vec![key.clone()])
-            .await
-            .remove(0)
-            .unwrap()
-            .unwrap()
-            .record;
-        let reopen = Command {
-            key: key.clone(),
-            operation: Operation::Reopen { expected },
-        };
-        store.execute(vec![reopen]).await.remove(0).unwrap();
+        reopen(&store, &key).await;
         let owner = granted(&gate).await;
         late.release(Duration::ZERO, true, "too late").await;
         let by = owner.tag();
@@ -208,14 +207,7 @@ mod tests {
             .await
             .unwrap();
         // It is marked already, so there is no entry.
-        store
-            .execute(vec![Command {
-                key: key.clone(),
-                operation: Operation::HandOver { by },
-            }])
-            .await
-            .remove(0)
-            .unwrap();
+        execute(&store, &key, Operation::HandOver { by }).await;
 
         let entries = kept.0.lock().unwrap().clone();
         let noted: Vec<_> = entries

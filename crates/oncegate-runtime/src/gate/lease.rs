@@ -1,6 +1,5 @@
 //! The lease: the right to run a handler once, and how it ends.
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,65 +16,14 @@ use super::journal::FAIL_OPEN;
 use super::lease_renewer::REPEAT_BACKOFF;
 use super::leases::LeaseGuard;
 use super::open::OperationGuard;
-use super::{Claimed, Gate, GateError, Identity, OpenGate, Unfetched};
+use super::{Identity, OpenGate};
 use crate::attempt::Attempt;
 use crate::cancellation::Cancellation;
-use crate::codec::{FromStored, ToStored};
+use crate::codec::ToStored;
 use crate::failure::BoxError;
 use crate::message::Message;
 use crate::observe::{Event, ExtraRunCause};
 use crate::transaction::Unit;
-
-/// The outcome of a claim.
-#[derive(Debug)]
-pub enum Entry {
-    /// Do the work, then [`complete`](Lease::complete), and only then acknowledge.
-    Granted(Lease),
-    /// The work is done: acknowledge.
-    Completed(Stored),
-    /// Another worker runs it, or its retry is not due: do not acknowledge, ask again.
-    Busy {
-        /// When it is worth asking again.
-        retry_in: Duration,
-    },
-    /// The message was given up: write a dead letter unless there is one, then acknowledge.
-    Failed {
-        /// Why.
-        reason: String,
-        /// Whether the dead letter is durably written.
-        handed_over: bool,
-    },
-    /// The key is known with other content. Never answer it with the other message's result.
-    Mismatch,
-}
-
-/// The stored result of a completed message.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Stored {
-    bytes: Bytes,
-    /// Why a large result is not available.
-    lost: Option<Arc<str>>,
-}
-
-impl Stored {
-    /// Decodes the result.
-    ///
-    /// # Errors
-    /// Returns an error when the result is of another type, was not kept, or is missing or damaged
-    /// in the gate's [`large_results`](Gate::large_results).
-    pub fn decode<T: FromStored>(&self) -> Result<T, BoxError> {
-        match &self.lost {
-            Some(why) => Err(why.to_string().into()),
-            None => T::from_stored(&self.bytes),
-        }
-    }
-}
-
-impl fmt::Debug for Stored {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::codec::describe_stored(&self.bytes))
-    }
-}
 
 /// The outcome of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,58 +33,6 @@ pub enum Completion {
     Applied,
     /// The lease was lost and another owner has taken over: do not acknowledge, ask the gate again.
     NotOwner,
-}
-
-impl Gate {
-    /// Claims the key of `message`.
-    ///
-    /// While an answer of the store is unknown, the claim is sent again with the same token, for up
-    /// to a lease. A dropped future releases what it may have been granted.
-    ///
-    /// # Errors
-    /// Returns an error when the gate cannot be opened, no key can be made, or the store, the
-    /// result store or the schema registry is unavailable: do not acknowledge.
-    pub async fn enter(&self, message: &Message) -> Result<Entry, GateError> {
-        let gate = self.opened().await?;
-        if gate.has_format() {
-            // Boxed: few gates have one, and otherwise every message's future would be larger.
-            Box::pin(gate.prepare(message)).await?;
-        }
-        let identity = gate.identify(message)?;
-        let mut claim = gate.new_claim(&identity);
-        let mut failures = 0;
-        let claimed = loop {
-            match claim.send(message).await {
-                Ok(claimed) => break claimed,
-                Err(StoreError::Unknown { .. }) if claim.age() < gate.settings.lease => {
-                    failures += 1;
-                    tokio::time::sleep(REPEAT_BACKOFF.wait(failures, gate.fraction())).await;
-                }
-                Err(error) => return Err(error.into()),
-            }
-        };
-        Ok(match claimed {
-            Claimed::Granted(lease) => Entry::Granted(lease),
-            Claimed::Completed(stored) => match gate.fetch(&stored).await {
-                Ok(bytes) => Entry::Completed(Stored { bytes, lost: None }),
-                Err(Unfetched::Lost(why)) => Entry::Completed(Stored {
-                    bytes: stored,
-                    lost: Some(why.to_string().into()),
-                }),
-                Err(Unfetched::NoAnswer(error)) => return Err(error.into()),
-            },
-            Claimed::Busy(retry_in) => Entry::Busy { retry_in },
-            Claimed::Failed {
-                reason,
-                handed_over,
-                ..
-            } => Entry::Failed {
-                reason,
-                handed_over,
-            },
-            Claimed::Mismatch => Entry::Mismatch,
-        })
-    }
 }
 
 /// The right to run the handler once. Heartbeats renew it while it is held.
@@ -218,8 +114,8 @@ impl Lease {
         &self.token
     }
 
-    /// Whether earlier attempts have ended without an outcome more than once, as far as the record
-    /// shows.
+    /// Returns whether earlier attempts have ended without an outcome more than once, as far as the
+    /// record shows.
     pub(crate) fn is_suspect(&self) -> bool {
         const FIRST_SUSPECT_ATTEMPT: u8 = 3;
         self.grant.recovery != Recovery::None && self.grant.attempt >= FIRST_SUSPECT_ATTEMPT
@@ -231,18 +127,19 @@ impl Lease {
         self.attempt.mark_recovered();
     }
 
-    /// How long the lease lasts from now on without a heartbeat, by this process's clock.
+    /// Returns how long the lease lasts from now on without a heartbeat, by this process's clock.
     pub(crate) fn remaining(&self) -> Duration {
         self.kept.remaining()
     }
 
-    /// Whether so much of the lease has passed without a heartbeat that a handler must no longer
-    /// begin.
+    /// Returns whether so much of the lease has passed without a heartbeat that a handler must no
+    /// longer begin.
     pub(crate) fn is_over(&self) -> bool {
         self.kept.is_over()
     }
 
-    /// Whether the run was cancelled for an external reason: an outage of the store, or a stop.
+    /// Returns whether the run was cancelled for an external reason: an outage of the store, or a
+    /// stop.
     pub fn was_cut_short(&self) -> bool {
         self.attempt.cancellation().is_cancelled()
             && self.granted_at.elapsed() < self.gate.settings.max_run
@@ -267,7 +164,7 @@ impl Lease {
     ///
     /// # Errors
     /// Returns an error when the result is larger than the gate keeps, cannot be encoded, or the
-    /// gate's [`large_results`](Gate::large_results) did not take it. The work is then recorded as
+    /// gate's [`large_results`](super::Gate::large_results) did not take it. The work is then recorded as
     /// done without its result: acknowledge all the same.
     pub fn complete<T: ToStored + ?Sized>(
         self,
@@ -541,6 +438,7 @@ pub struct ResultNotKept {
 mod tests {
     use super::*;
     use crate::MemoryStore;
+    use crate::gate::{Entry, Gate};
     use crate::message::Origin;
     use oncegate_core::key::Key;
 

@@ -20,6 +20,7 @@ use super::GateError;
 use super::journal::Notes;
 use super::leases::{Held, LeaseGuard, Leases};
 use super::loss::{LOOK_INTERVAL, LossWatch};
+use super::pending::PendingOperation;
 use crate::attempt::Attempt;
 use crate::backoff::Backoff;
 use crate::entropy::Entropy;
@@ -31,7 +32,7 @@ const EXTENDS_PER_LEASE: u32 = 3;
 const REPEATS_PER_LEASE: u32 = 10;
 /// The handler's cancellation fires when a fifth of the lease is left.
 const MARGIN_OF_LEASE: u32 = 5;
-/// How often per lease the lease renewer checks its leases.
+/// The number of times per lease that the lease renewer checks its leases.
 const TICKS_PER_LEASE: u32 = 20;
 const LONGEST_TICK: Duration = Duration::from_secs(1);
 /// The most extends in one call to the store.
@@ -41,7 +42,7 @@ const EXTENDS_PER_CALL: usize = 256;
 pub(super) const REPEAT_BACKOFF: Backoff =
     Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
 
-/// Where the lease renewer runs.
+/// The thread of the lease renewer.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RenewerThread {
     OwnThread,
@@ -71,7 +72,7 @@ pub(super) struct Duty {
 pub(super) struct LeaseRenewer {
     leases: Arc<Leases>,
     pending: mpsc::UnboundedSender<PendingOperation>,
-    /// How many operations are pending.
+    /// The number of pending operations.
     unfinished: Arc<watch::Sender<usize>>,
     closed: CancellationToken,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -84,7 +85,9 @@ impl LeaseRenewer {
         let leases = Arc::new(Leases::default());
         let closed = CancellationToken::new();
         let (pending, inbox) = mpsc::unbounded_channel();
-        let (lease, max_run, runs_on) = (duty.lease, duty.max_run, duty.runs_on);
+        let lease = duty.lease;
+        let max_run = duty.max_run;
+        let runs_on = duty.runs_on;
         let scope = duty.scope.as_str().to_owned();
         let rounds = Rounds {
             duty: Arc::new(duty),
@@ -99,23 +102,11 @@ impl LeaseRenewer {
                 None
             }
             RenewerThread::OwnThread => {
-                let refuse = |error: std::io::Error| GateError::Settings {
+                let spawned = rounds.spawn_thread();
+                Some(spawned.map_err(|error| GateError::Settings {
                     scope,
                     what: format!("cannot start a thread: {error}"),
-                };
-                let runtime = match tokio::runtime::Builder::new_current_thread()
-                    .enable_all()
-                    .build()
-                {
-                    Ok(runtime) => runtime,
-                    Err(error) => return Err(refuse(error)),
-                };
-                let named = std::thread::Builder::new().name("oncegate-leases".to_owned());
-                Some(
-                    named
-                        .spawn(move || runtime.block_on(rounds.run()))
-                        .map_err(refuse)?,
-                )
+                })?)
             }
         };
         let unfinished = Arc::new(watch::Sender::new(0));
@@ -222,30 +213,6 @@ impl LeaseRenewer {
     }
 }
 
-/// An operation whose caller is gone. It counts as unfinished until it is dropped.
-#[derive(Debug)]
-struct PendingOperation {
-    command: Command,
-    unfinished: Arc<watch::Sender<usize>>,
-}
-
-impl PendingOperation {
-    fn new(command: Command, unfinished: &Arc<watch::Sender<usize>>) -> Self {
-        unfinished.send_modify(|unfinished| *unfinished += 1);
-        Self {
-            command,
-            unfinished: Arc::clone(unfinished),
-        }
-    }
-}
-
-impl Drop for PendingOperation {
-    fn drop(&mut self) {
-        self.unfinished
-            .send_modify(|unfinished| *unfinished = unfinished.saturating_sub(1));
-    }
-}
-
 impl Drop for LeaseRenewer {
     fn drop(&mut self) {
         self.closed.cancel();
@@ -266,15 +233,15 @@ struct Rounds {
     duty: Arc<Duty>,
     leases: Arc<Leases>,
     inbox: mpsc::UnboundedReceiver<PendingOperation>,
-    /// When the next check for a loss of records is due.
+    /// The time of the next check for a loss of records.
     next_look: Instant,
     closed: CancellationToken,
 }
 
-/// Why a handler is cancelled.
+/// The reason why a handler is cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
-    /// It has run for `max_run`.
+    /// The handler has run for `max_run`.
     TooLong,
     /// The lease is nearly over, and no heartbeat was answered. Another process may take over. If
     /// none does, the record still has this token when the store answers again, and takes the
@@ -282,6 +249,13 @@ enum Cause {
     Unconfirmed,
     /// A heartbeat was answered: the record is gone, or belongs to another claim.
     NotOwner,
+}
+
+/// A lease that is to be extended now.
+struct DueExtend {
+    slot: usize,
+    token: Token,
+    key: StoreKey,
 }
 
 /// Extends that were sent together, with their answers.
@@ -292,6 +266,15 @@ struct Extended {
 }
 
 impl Rounds {
+    fn spawn_thread(self) -> std::io::Result<std::thread::JoinHandle<()>> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        std::thread::Builder::new()
+            .name("oncegate-leases".to_owned())
+            .spawn(move || runtime.block_on(self.run()))
+    }
+
     async fn run(mut self) {
         let mut ticks = interval((self.duty.lease / TICKS_PER_LEASE).min(LONGEST_TICK));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -343,6 +326,7 @@ impl Rounds {
         let mut due = Vec::new();
         for (slot, held) in self.leases.lock().iter_mut().enumerate() {
             let Some(held) = held else { continue };
+            // A run that takes too long gets no more heartbeats, so that its lease lapses.
             let too_long = now >= held.run_until;
             if too_long || now + self.duty.lease / MARGIN_OF_LEASE >= held.valid_until {
                 self.cancel(
@@ -356,43 +340,55 @@ impl Rounds {
             }
             if !too_long && !held.waiting && now >= held.extend_at {
                 held.waiting = true;
-                due.push((slot, held.token(), held.key().clone()));
+                due.push(DueExtend {
+                    slot,
+                    token: held.token(),
+                    key: held.key().clone(),
+                });
             }
         }
         // A shard of the store that hangs delays only the answers of its own keys.
-        let shard = |(_, _, key): &(usize, Token, StoreKey)| self.duty.store.shard(key);
-        due.sort_by_key(shard);
-        let by_shard = due.chunk_by(|one, other| shard(one) == shard(other));
+        due.sort_by_key(|due| self.shard(due));
+        let by_shard = due.chunk_by(|one, other| self.shard(one) == self.shard(other));
         for due in by_shard.flat_map(|due| due.chunks(EXTENDS_PER_CALL)) {
-            let leases = due.iter().map(|(slot, token, _)| (*slot, *token)).collect();
-            let lease = self.duty.lease;
-            let command = |(_, token, key): &(usize, Token, StoreKey)| {
-                let operation = Operation::Extend {
-                    token: *token,
+            extends.spawn(self.extend(due));
+        }
+    }
+
+    fn shard(&self, due: &DueExtend) -> u64 {
+        self.duty.store.shard(&due.key)
+    }
+
+    /// Extends these leases by one call of the store.
+    fn extend(&self, due: &[DueExtend]) -> impl Future<Output = Extended> + Send + 'static {
+        let leases = due.iter().map(|due| (due.slot, due.token)).collect();
+        let lease = self.duty.lease;
+        let commands = due
+            .iter()
+            .map(|due| Command {
+                key: due.key.clone(),
+                operation: Operation::Extend {
+                    token: due.token,
                     lease,
-                };
-                Command {
-                    key: key.clone(),
-                    operation,
-                }
-            };
-            let commands = due.iter().map(command).collect();
-            let duty = Arc::clone(&self.duty);
-            extends.spawn(async move {
-                let sent_at = Instant::now();
-                let replies = duty.store.execute(commands).await;
-                let (scope, took) = (duty.scope.as_str(), sent_at.elapsed());
-                duty.observer.observe(Event::StoreCalled {
-                    scope,
-                    operation: "extend",
-                    took,
-                });
-                Extended {
-                    sent_at,
-                    leases,
-                    replies,
-                }
+                },
+            })
+            .collect();
+        let duty = Arc::clone(&self.duty);
+        async move {
+            let sent_at = Instant::now();
+            let replies = duty.store.execute(commands).await;
+            let scope = duty.scope.as_str();
+            let took = sent_at.elapsed();
+            duty.observer.observe(Event::StoreCalled {
+                scope,
+                operation: "extend",
+                took,
             });
+            Extended {
+                sent_at,
+                leases,
+                replies,
+            }
         }
     }
 
@@ -473,20 +469,10 @@ impl Rounds {
     }
 }
 
-/// Whether it ends a run that this process has thrown away.
-fn is_discard(operation: &Operation) -> bool {
-    matches!(
-        operation,
-        Operation::Release {
-            end: ReleaseCause::Discarded,
-            ..
-        }
-    )
-}
-
 /// Repeats until the outcome is known. The caller is gone, so no answer is returned.
 async fn finish(duty: Arc<Duty>, pending: PendingOperation) {
-    let (command, mut failures) = (&pending.command, 0);
+    let command = &pending.command;
+    let mut failures = 0;
     let reply = loop {
         let error = match duty.store.execute_one(command.clone()).await {
             Ok(reply) => break reply,
@@ -499,7 +485,7 @@ async fn finish(duty: Arc<Duty>, pending: PendingOperation) {
         failures += 1;
         tokio::time::sleep(REPEAT_BACKOFF.wait(failures, duty.entropy.fraction())).await;
     };
-    if is_discard(&command.operation) && matches!(reply, Reply::Applied { .. }) {
+    if pending.is_discard() && matches!(reply, Reply::Applied { .. }) {
         duty.observer.observe(Event::ExtraRun {
             scope: duty.scope.as_str(),
             cause: ExtraRunCause::Discarded,

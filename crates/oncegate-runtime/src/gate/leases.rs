@@ -45,7 +45,8 @@ impl Slots {
 }
 
 impl Leases {
-    /// Each change below leaves the slots consistent, so a panic elsewhere does no harm.
+    /// Locks the slots. Each change below leaves them consistent, so a panic elsewhere does no
+    /// harm.
     pub(super) fn lock(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -70,7 +71,7 @@ impl Leases {
     }
 }
 
-/// One lease, by the owner's monotonic clock.
+/// A lease, by the owner's monotonic clock.
 #[derive(Debug)]
 pub(super) struct Held {
     /// The run under the lease.
@@ -120,7 +121,8 @@ pub(super) struct LeaseGuard {
 }
 
 impl LeaseGuard {
-    /// Whether no more than the margin is left of the lease, or the run has reached `max_run`.
+    /// Returns whether no more than the margin is left of the lease, or the run has reached
+    /// `max_run`.
     pub(super) fn is_over(&self) -> bool {
         let now = Instant::now();
         if now < self.extended_from {
@@ -132,7 +134,8 @@ impl LeaseGuard {
             .is_none_or(|held| now + self.margin >= held.valid_until || now >= held.run_until)
     }
 
-    /// How long the lease lasts without another heartbeat. In the store it may end a little later.
+    /// Returns how long the lease lasts without another heartbeat. In the store it may end a little
+    /// later.
     pub(super) fn remaining(&self) -> Duration {
         let mut slots = self.leases.lock();
         let valid_until = slots

@@ -14,6 +14,7 @@
 //! Checks overlap: an answer is judged only when it was asked for after what is known now.
 
 mod finding;
+mod records;
 mod writing;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,21 +30,18 @@ use self::finding::{Evidence, Loss, is_settled};
 use self::writing::Noticed;
 use super::GateError;
 use super::scope_descriptor::{Comparison, at_start, compare, halted};
-use super::shard_markers;
 use super::store_position::StorePosition;
 use super::witnesses::Witnesses;
 use crate::entropy::Entropy;
 use crate::health::FailureLog;
 use crate::observe::{Event, Observer};
 
-/// How often a gate checks for a loss, give or take half of it.
+/// The time between two checks of a gate for a loss, give or take half of it.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(2);
-/// How often one check asks again because another one has learned something meanwhile.
+/// The number of times that one check asks again because another one has learned something
+/// meanwhile.
 const MAX_QUESTIONS: u32 = 8;
-/// The shards are counted again after this many checks.
-const LOOKS_PER_SHARD_COUNT: u32 = 64;
-
-/// What a gate does when its store has lost records.
+/// The reaction of a gate whose store has lost records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnStoreLoss {
@@ -76,14 +74,14 @@ pub(super) struct LossWatch {
     state: Mutex<LossState>,
 }
 
-/// What was known when the store was asked.
+/// The state of knowledge when the store was asked.
 #[derive(Clone, Copy, Debug)]
 struct AskedAt {
     changes: u64,
     epoch: Epoch,
 }
 
-/// What an answer of the store has led to.
+/// The result of judging an answer of the store.
 #[derive(Debug)]
 enum Taken {
     /// Something was learned since the question: ask again.
@@ -106,10 +104,10 @@ struct LossState {
     /// The sequence number of the previous check: a store that shows a lower one was restored to an
     /// earlier state.
     confirmed_sequence: u64,
-    /// How often `known` has changed: an answer that was asked for before a change is not judged by
-    /// it.
+    /// The number of changes of `known`: an answer that was asked for before a change is not judged
+    /// by it.
     changes: u64,
-    /// Why no claim is granted.
+    /// The reason why no claim is granted.
     halt: Option<Arc<str>>,
     lost_at: Option<SystemTime>,
     /// A loss that could not be written to the store yet.
@@ -189,7 +187,7 @@ impl LossWatch {
         Ok(watch)
     }
 
-    /// Every change leaves the state consistent, so a panic elsewhere does no harm.
+    /// Locks the state. Every change leaves it consistent, so a panic elsewhere does no harm.
     fn lock(&self) -> MutexGuard<'_, LossState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -202,7 +200,7 @@ impl LossWatch {
         Duration::from_millis(self.longest_lease_ms.load(Ordering::Relaxed))
     }
 
-    /// Why no claim is granted; `None` if claims are granted.
+    /// Returns why no claim is granted; `None` if claims are granted.
     pub(super) fn refusal(&self) -> Option<StoreError> {
         if !self.halted.load(Ordering::Acquire) {
             return None;
@@ -215,12 +213,12 @@ impl LossWatch {
         self.lock().known.dead_letter_stop.clone()
     }
 
-    /// Whether the circuit breaker of a process was open, as the descriptor said last.
+    /// Returns whether the circuit breaker of a process was open, as the descriptor said last.
     pub(super) fn is_breaker_marked_open(&self) -> bool {
         self.lock().known.breaker_open
     }
 
-    /// When records were last lost.
+    /// Returns when records were last lost.
     pub(super) fn lost_at(&self) -> Option<SystemTime> {
         self.lock().lost_at
     }
@@ -301,6 +299,7 @@ impl LossWatch {
     }
 
     async fn try_look(&self) -> Result<(), StoreError> {
+        // A known loss is written first: until then, other processes grant claims.
         let unwritten = self.lock().unwritten.clone();
         if let Some(loss) = unwritten {
             return self.write(&loss).await.map(drop);
@@ -380,7 +379,8 @@ impl LossWatch {
         }
     }
 
-    /// Whether this loss is new: not reported before, and not the one that the descriptor holds.
+    /// Returns whether this loss is new: not reported before, and not the one that the descriptor
+    /// holds.
     fn is_news(&self, at: SystemTime) -> bool {
         let mut state = self.lock();
         let is_reported = state.reported.replace(at) == Some(at);
@@ -391,7 +391,7 @@ impl LossWatch {
                 .is_none_or(|known| known < millis_of(at))
     }
 
-    /// Whether the store itself has noticed a loss that this gate has not checked yet.
+    /// Returns whether the store itself has noticed a loss that this gate has not checked yet.
     pub(super) fn is_behind(&self) -> bool {
         self.store
             .loss()
@@ -445,27 +445,6 @@ impl LossWatch {
             .fetch_max(held.longest_lease_ms, Ordering::Relaxed);
     }
 
-    /// Raises the sequence number when a message was completed since, unless another process has
-    /// raised it.
-    async fn advance(&self, held: ScopeDescriptor, is_raised: bool) {
-        if is_raised || !self.completed.swap(false, Ordering::Relaxed) {
-            return;
-        }
-        let next = ScopeDescriptor {
-            sequence: held.sequence.saturating_add(1),
-            ..held.clone()
-        };
-        if self
-            .replace(Some(&held), &next)
-            .await
-            .is_ok_and(|replaced| replaced)
-        {
-            self.lock().follow(&held, next);
-        } else {
-            self.note_completed();
-        }
-    }
-
     /// Replaces `expected` by `next`, and returns whether the store holds `next` now.
     async fn replace(
         &self,
@@ -479,71 +458,6 @@ impl LossWatch {
             .describe(&self.scope, expected.as_deref(), &next)
             .await?
             == next)
-    }
-
-    /// Reads the records that must be there, and returns what is missing. With many processes on a
-    /// store, few checks do so; each reads the scope's descriptor, so that a halt reaches every
-    /// process soon.
-    async fn missing_record(&self) -> Option<Loss> {
-        let (known, looks) = {
-            let mut state = self.lock();
-            state.skipped = state.skipped.saturating_add(1);
-            if state.skipped < self.store.check_spacing() {
-                return None;
-            }
-            state.skipped = 0;
-            state.looks = state.looks.wrapping_add(1);
-            (state.known.clone(), state.looks)
-        };
-        if shard_markers::is_one_missing(&*self.store, &self.scope, &known).await {
-            return Some(Loss::new(
-                "a shard of the store was emptied",
-                Vec::new(),
-                Evidence::Marker,
-            ));
-        }
-        if looks % LOOKS_PER_SHARD_COUNT == 1 {
-            self.mark_shards(&known).await;
-        }
-        let asked = self.witnesses.ask();
-        if asked.is_empty() {
-            return None;
-        }
-        let keys = asked.iter().map(|asked| asked.key.clone()).collect();
-        let found = self.store.read(keys).await;
-        let state = self.lock();
-        if state.known.epoch != known.epoch {
-            // A loss was accepted meanwhile: what was asked for may be lost.
-            return None;
-        }
-        let missing = self.witnesses.check(asked, found);
-        let lost = || {
-            Loss::new(
-                "a completed record is missing",
-                Vec::new(),
-                Evidence::Records(missing.clone()),
-            )
-        };
-        (!missing.is_empty()).then(lost)
-    }
-
-    /// Notes new markers in the descriptor. A shard that gets none now gets one at the next count;
-    /// until then the other evidence covers it.
-    async fn mark_shards(&self, known: &ScopeDescriptor) {
-        let markers =
-            shard_markers::write_missing(&*self.store, &self.scope, known, &self.entropy).await;
-        let Ok(Some(markers)) = markers else { return };
-        let next = ScopeDescriptor {
-            markers,
-            ..known.clone()
-        };
-        if self
-            .replace(Some(known), &next)
-            .await
-            .is_ok_and(|replaced| replaced)
-        {
-            self.lock().follow(known, next);
-        }
     }
 }
 

@@ -13,10 +13,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate_core::key::{Descriptor, FingerprintSpec, Key, Scope};
+use oncegate_core::key::{FingerprintSpec, Key, Scope};
 use oncegate_core::store::{Checkup, Store};
 use tokio::sync::OnceCell;
-use tokio_util::sync::CancellationToken;
 
 use crate::codec::Codec;
 use crate::entropy::Entropy;
@@ -28,6 +27,7 @@ mod breaker_mark;
 mod claim;
 mod committed;
 mod dead_letter_stop;
+mod enter;
 mod error;
 mod fail_open;
 mod journal;
@@ -37,6 +37,8 @@ mod leases;
 mod loss;
 mod one_transaction;
 mod open;
+mod opening;
+mod pending;
 mod results;
 mod scope_descriptor;
 mod shard_markers;
@@ -47,18 +49,14 @@ pub(crate) use claim::{Claimed, OpenClaim};
 pub(crate) use committed::Committed;
 pub use committed::NotCommitted;
 pub use dead_letter_stop::replace_dead_letter_stop;
+pub use enter::{Entry, Stored};
 pub use error::GateError;
-pub use lease::{Completion, Entry, Lease, ResultNotKept, Stored};
+pub use lease::{Completion, Lease, ResultNotKept};
 pub use loss::OnStoreLoss;
 pub(crate) use one_transaction::{OnGrant, TransactionRun};
 pub(crate) use open::{Identity, OpenGate};
 pub(crate) use results::Unfetched;
 pub(crate) use store_position::StorePosition;
-
-use fail_open::FailOpenStore;
-use journal::Notes;
-use lease_renewer::LeaseRenewer;
-use loss::LossWatch;
 
 /// Decides for each message whether its handler runs.
 ///
@@ -115,7 +113,8 @@ pub(crate) struct GateSettings {
     pub(crate) max_run: Duration,
     pub(crate) fenced: bool,
     pub(crate) transactional: bool,
-    /// How long the store may be away before messages run without it; `None`: messages always wait.
+    /// The time that the store may be away before messages run without it; `None`: messages always
+    /// wait.
     pub(crate) fail_open_after: Option<Duration>,
     pub(crate) on_store_loss: OnStoreLoss,
     pub(crate) codec: Codec,
@@ -176,7 +175,8 @@ impl Gate {
         }
     }
 
-    /// How long a claim protects its owner without a heartbeat: 30 s by default, 100 ms to a day.
+    /// Sets how long a claim protects its owner without a heartbeat: 30 s by default, 100 ms to a
+    /// day.
     ///
     /// After a worker was killed, its messages wait this long. Heartbeats, sent from a separate
     /// thread, renew the lease for handlers that take longer.
@@ -185,7 +185,7 @@ impl Gate {
         self
     }
 
-    /// How long a completed record is kept: 7 days by default, up to ten years.
+    /// Sets how long a completed record is kept: 7 days by default, up to ten years.
     ///
     /// It must cover the longest replay: a message that is delivered again after its record has
     /// expired runs again.
@@ -194,7 +194,7 @@ impl Gate {
         self
     }
 
-    /// How long one run of a handler may take: 15 minutes by default, up to a day.
+    /// Sets how long one run of a handler may take: 15 minutes by default, up to a day.
     ///
     /// After that its heartbeats stop, its cancellation fires, and its lease lapses.
     pub fn max_run(mut self, max_run: Duration) -> Self {
@@ -221,7 +221,7 @@ impl Gate {
         self
     }
 
-    /// What happens when the store has lost records: [`OnStoreLoss::Halt`] by default.
+    /// Sets what happens when the store has lost records: [`OnStoreLoss::Halt`] by default.
     ///
     /// Every process that has opened the scope notices a loss within seconds, whether or not it has
     /// written the lost records: the scope's descriptor in the store is gone or was created again,
@@ -243,7 +243,7 @@ impl Gate {
         self
     }
 
-    /// How results are encoded: JSON by default.
+    /// Sets the encoding of results: JSON by default.
     pub fn codec(mut self, codec: Codec) -> Self {
         self.settings.codec = codec;
         self
@@ -294,17 +294,17 @@ impl Gate {
         &self.scope
     }
 
-    /// How its keys are derived.
+    /// Returns the specification by which its keys are derived.
     pub fn key(&self) -> &Key {
         &self.key
     }
 
-    /// How long one of its claims lasts without a heartbeat.
+    /// Returns how long one of its claims lasts without a heartbeat.
     pub fn lease_period(&self) -> Duration {
         self.settings.lease
     }
 
-    /// How long it keeps a completed record.
+    /// Returns how long it keeps a completed record.
     pub fn retention_period(&self) -> Duration {
         self.settings.retention
     }
@@ -352,7 +352,7 @@ impl Gate {
         &self.settings
     }
 
-    /// Where its random numbers come from.
+    /// The source of its random numbers.
     pub(crate) fn entropy(&self) -> Arc<Entropy> {
         Arc::clone(&self.entropy)
     }
@@ -399,121 +399,6 @@ impl Gate {
             .await
     }
 
-    async fn try_open(&self) -> Result<Arc<OpenGate>, GateError> {
-        self.check_settings()?;
-        let scope = Scope::new(&self.scope)?;
-        let key = self.key.compile(&scope)?;
-        let fingerprint = self
-            .fingerprint
-            .as_ref()
-            .map(|spec| spec.compile(&self.key))
-            .transpose()?;
-        let checkup = self.store.check().await?;
-        let descriptor = Descriptor::new(&self.key, self.fingerprint.as_ref())?;
-        let losses = LossWatch::open(
-            scope.clone(),
-            Arc::clone(&self.store),
-            descriptor.as_str(),
-            self.settings.lease,
-            self.settings.on_store_loss,
-            Arc::clone(&self.observer),
-            Arc::clone(&self.entropy),
-        );
-        let losses = Arc::new(losses.await?);
-        let notes = self.notes(&scope, Arc::clone(&self.observer));
-        let lease_renewer = self.lease_renewer(
-            &scope,
-            Arc::clone(&self.store),
-            notes.clone(),
-            Some(Arc::clone(&losses)),
-        )?;
-        let gate = OpenGate {
-            scope,
-            key,
-            fingerprint,
-            settings: self.settings,
-            store: Arc::clone(&self.store),
-            results: self.results.clone(),
-            notes,
-            observer: Arc::clone(&self.observer),
-            entropy: Arc::clone(&self.entropy),
-            lease_renewer,
-            losses: Some(losses),
-            checkup,
-            transactions: CancellationToken::new(),
-            is_fail_open: false,
-        };
-        gate.check_results().await?;
-        Ok(Arc::new(gate))
-    }
-
-    /// A gate with the same settings that uses no store: it admits every key that does not already
-    /// run in this process, and counts it. `None` unless the consumer fails open.
-    pub(crate) fn fail_open(&self) -> Result<Option<Arc<OpenGate>>, GateError> {
-        if self.settings.fail_open_after.is_none() {
-            return Ok(None);
-        }
-        let scope = Scope::new(&self.scope)?;
-        let store: Arc<dyn Store> = Arc::new(FailOpenStore::new());
-        // Its heartbeats are no calls to the store, so they are not counted.
-        let uncounted = self.notes(&scope, Arc::new(Counters::default()));
-        let lease_renewer = self.lease_renewer(&scope, Arc::clone(&store), uncounted, None)?;
-        let notes = self.notes(&scope, Arc::clone(&self.observer));
-        Ok(Some(Arc::new(OpenGate {
-            key: self.key.compile(&scope)?,
-            fingerprint: self
-                .fingerprint
-                .as_ref()
-                .map(|spec| spec.compile(&self.key))
-                .transpose()?,
-            scope,
-            settings: GateSettings {
-                fail_open_after: None,
-                ..self.settings
-            },
-            store,
-            results: None,
-            notes,
-            observer: Arc::clone(&self.observer),
-            entropy: Arc::clone(&self.entropy),
-            lease_renewer,
-            losses: None,
-            checkup: FailOpenStore::checkup(),
-            transactions: CancellationToken::new(),
-            is_fail_open: true,
-        })))
-    }
-
-    fn notes(&self, scope: &Scope, observer: Arc<dyn Observer>) -> Notes {
-        Notes {
-            scope: scope.as_str().into(),
-            journal: self.journal.clone(),
-            observer,
-        }
-    }
-
-    /// Starts the lease renewer: heartbeats, operations whose callers are gone, and checks for
-    /// losses.
-    fn lease_renewer(
-        &self,
-        scope: &Scope,
-        store: Arc<dyn Store>,
-        notes: Notes,
-        losses: Option<Arc<LossWatch>>,
-    ) -> Result<LeaseRenewer, GateError> {
-        LeaseRenewer::start(lease_renewer::Duty {
-            scope: scope.clone(),
-            store,
-            observer: Arc::clone(&notes.observer),
-            notes,
-            entropy: Arc::clone(&self.entropy),
-            lease: self.settings.lease,
-            max_run: self.settings.max_run,
-            runs_on: self.heartbeats,
-            losses,
-        })
-    }
-
     fn check_settings(&self) -> Result<(), GateError> {
         let GateSettings {
             lease,
@@ -522,32 +407,33 @@ impl Gate {
             max_large_result_bytes,
             ..
         } = self.settings;
-        let refuse = |what: String| {
-            Err(GateError::Settings {
-                scope: self.scope.clone(),
-                what,
-            })
-        };
         if lease < Self::MIN_LEASE || lease > Self::MAX_LEASE {
-            return refuse(format!(
+            return self.refuse(format!(
                 "`lease` is {lease:?}; it must be between 100 ms and a day"
             ));
         }
         if retention < lease || retention > Self::MAX_RETENTION {
-            return refuse(format!(
+            return self.refuse(format!(
                 "`retention` is {retention:?}; it must be between the lease ({lease:?}) and ten years"
             ));
         }
         if max_run < lease || max_run > Self::MAX_LEASE {
-            return refuse(format!(
+            return self.refuse(format!(
                 "`max_run` is {max_run:?}; it must be between the lease ({lease:?}) and a day"
             ));
         }
         if max_large_result_bytes > Self::MOST_LARGE_RESULT_BYTES {
-            return refuse(format!(
+            return self.refuse(format!(
                 "`max_large_result_bytes` is {max_large_result_bytes}; it must be at most 1 GiB"
             ));
         }
         Ok(())
+    }
+
+    fn refuse(&self, what: String) -> Result<(), GateError> {
+        Err(GateError::Settings {
+            scope: self.scope.clone(),
+            what,
+        })
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{Recovery, State, Token, TokenTag};
 use oncegate_core::rules::Grant;
-use oncegate_core::store::{ScopeDescriptor, StoreError};
+use oncegate_core::store::{Epoch, ScopeDescriptor, StoreError};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -19,7 +19,7 @@ use crate::message::Message;
 use crate::observe::Event;
 use crate::transaction::Unit;
 
-/// What the transaction of a key without a record grants: the first attempt.
+/// The grant of a transaction whose key has no record: the first attempt.
 const FIRST: Grant = Grant {
     attempt: 1,
     recovery: Recovery::None,
@@ -40,8 +40,8 @@ pub(crate) struct TransactionRun {
     began: Instant,
 }
 
-/// What is told that a transaction holds its key: the store answers, however long the handler
-/// takes.
+/// A callback for the moment when a transaction holds its key: the store answers, however long the
+/// handler takes.
 pub(crate) struct OnGrant(Box<dyn Fn() + Send + Sync>);
 
 impl OnGrant {
@@ -109,23 +109,25 @@ impl OpenGate {
         i64::from_be_bytes([a, b, c, d, e, f, g, h])
     }
 
-    /// Whether a descriptor that was read in another way is the scope's in the gate's store. Its
-    /// epoch is random, so another database has another one.
+    /// Returns whether a descriptor that was read in another way is the scope's in the gate's
+    /// store. Its epoch is random, so another database has another one.
     pub(crate) async fn is_described_by(
         &self,
         descriptor: Option<&str>,
     ) -> Result<bool, GateError> {
-        let epoch_of = |text: Option<&str>| -> Result<_, StoreError> {
-            Ok(text
-                .map(|text| ScopeDescriptor::parse(&self.scope, text))
-                .transpose()?
-                .map(|held| held.epoch))
+        let Some(ours) = self.store.descriptor(&self.scope).await? else {
+            return Ok(false);
         };
-        let ours = self.store.descriptor(&self.scope).await?;
-        Ok(ours.is_some() && epoch_of(ours.as_deref())? == epoch_of(descriptor)?)
+        let ours = self.epoch_in(&ours)?;
+        let theirs = descriptor.map(|text| self.epoch_in(text)).transpose()?;
+        Ok(theirs == Some(ours))
     }
 
-    /// Whether the record of the key was completed by the owner with this tag.
+    fn epoch_in(&self, descriptor: &str) -> Result<Epoch, StoreError> {
+        Ok(ScopeDescriptor::parse(&self.scope, descriptor)?.epoch)
+    }
+
+    /// Returns whether the record of the key was completed by the owner with this tag.
     pub(crate) async fn is_completed_by(
         &self,
         identity: &Identity,
@@ -206,7 +208,8 @@ impl TransactionRun {
     /// # Errors
     /// The store has noticed a loss of records meanwhile: roll back.
     pub(crate) fn granted(&self) -> Result<(), StoreError> {
-        let (gate, scope) = (&self.gate, self.gate.scope());
+        let gate = &self.gate;
+        let scope = self.gate.scope();
         self.on_grant.iter().for_each(|OnGrant(tell)| tell());
         if gate.is_grant_in_doubt() {
             let refused = gate
@@ -233,7 +236,8 @@ impl TransactionRun {
 
     /// Notes that the transaction is committed. `took` is the time of the commit.
     pub(crate) fn committed(&self, took: Duration) {
-        let (gate, scope) = (&self.gate, self.gate.scope());
+        let gate = &self.gate;
+        let scope = self.gate.scope();
         let attempted = self.attempt.unit().lock().take().unwrap_or_default();
         if let Some(error) = attempted.not_kept {
             gate.observe(Event::ResultNotKept { scope });

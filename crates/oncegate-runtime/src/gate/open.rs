@@ -44,11 +44,11 @@ pub(crate) struct OpenGate {
     pub(super) checkup: Checkup,
     /// Cancels the runs without a claim.
     pub(super) transactions: CancellationToken,
-    /// It uses no store: what it grants may run, or have run, elsewhere.
+    /// `true` if it uses no store: what it grants may run, or have run, elsewhere.
     pub(super) is_fail_open: bool,
 }
 
-/// What identifies a message: its key and fingerprint.
+/// The identity of a message: its key and fingerprint.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) key: StoreKey,
@@ -70,9 +70,10 @@ impl OpenGate {
 
     /// The row of `docs/STORES.md` that applies.
     pub(crate) fn promise(&self) -> Promise {
-        match self.settings.transactional {
-            true => Promise::SAME_TRANSACTION,
-            false => self.checkup.survives.promise(),
+        if self.settings.transactional {
+            Promise::SAME_TRANSACTION
+        } else {
+            self.checkup.survives.promise()
         }
     }
 
@@ -80,7 +81,7 @@ impl OpenGate {
         self.observer.observe(event);
     }
 
-    /// Whether keys may need something from elsewhere: see [`prepare`](Self::prepare).
+    /// Returns whether keys may need something from elsewhere: see [`prepare`](Self::prepare).
     pub(crate) fn has_format(&self) -> bool {
         self.key.has_format()
     }
@@ -118,7 +119,7 @@ impl OpenGate {
         Ok((Identity { key, fingerprint }, tenant))
     }
 
-    /// Where its random numbers come from.
+    /// The source of its random numbers.
     pub(crate) fn entropy(&self) -> Arc<Entropy> {
         Arc::clone(&self.entropy)
     }
@@ -138,20 +139,22 @@ impl OpenGate {
             .iter()
             .map(|identity| identity.key.clone())
             .collect();
-        let found = self.store.prefetch(keys).await.into_iter().zip(identities);
-        // In a replay, nearly all duplicates are answered here, and no claim finds them.
-        let note = |identity: &Identity| {
+        let found = self.store.prefetch(keys).await;
+        let completed = identities.iter().zip(found).map(|(identity, found)| {
+            let Completed {
+                result,
+                fingerprint,
+            } = found.ok()??;
+            if fingerprint != identity.fingerprint {
+                return None;
+            }
+            // In a replay, nearly all duplicates are answered here, and no claim finds them.
             if let Some(losses) = &self.losses {
                 losses.witnesses.note_duplicate(&identity.key);
             }
-        };
-        let same = |(found, identity): (Result<Option<Completed>, StoreError>, &Identity)| {
-            let same = |found: &Completed| found.fingerprint == identity.fingerprint;
-            let result = found.ok()?.filter(same)?.result;
-            note(identity);
             (!Reference::is(&result)).then_some(result)
-        };
-        found.map(same).collect()
+        });
+        completed.collect()
     }
 
     /// Marks a record that the owner with this tag has failed as handed over to the dead letters.
@@ -220,12 +223,12 @@ impl OpenGate {
         }
     }
 
-    /// Why no claim is granted; `None` if claims are granted.
+    /// Returns why no claim is granted; `None` if claims are granted.
     pub(crate) fn refusal(&self) -> Option<StoreError> {
         self.losses.as_ref().and_then(|losses| losses.refusal())
     }
 
-    /// Whether a grant came from a store that has noticed a loss in the meantime.
+    /// Returns whether a grant came from a store that has noticed a loss in the meantime.
     pub(super) fn is_grant_in_doubt(&self) -> bool {
         self.losses
             .as_ref()
@@ -237,7 +240,8 @@ impl OpenGate {
         self.store.shard(key)
     }
 
-    /// Whether the store has not answered since `began` for so long that the gate fails open.
+    /// Returns whether the store has not answered since `began` for so long that the gate fails
+    /// open.
     pub(super) fn fails_open(&self, began: Instant, error: &StoreError) -> bool {
         // A record that cannot be read still exists, and a refusal requires a change by an
         // operator.
@@ -317,7 +321,8 @@ impl OpenGate {
         key: &StoreKey,
         operation: Operation,
     ) -> impl Future<Output = Result<Reply, StoreError>> + Send {
-        let (called, sent_at) = (operation.as_str(), Instant::now());
+        let called = operation.as_str();
+        let sent_at = Instant::now();
         // Not through the pointer's own `Store`, which would wrap the store's future in another
         // one.
         let asked = self.store.as_ref().execute_one(Command {

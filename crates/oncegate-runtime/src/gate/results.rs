@@ -15,21 +15,21 @@ use crate::failure::BoxError;
 use crate::observe::Event;
 use crate::results::{self, Reference, ResultStore, ResultStoreError, Sweep, Swept};
 
-/// How long one call to the result store may take.
+/// The longest time that one call to the result store may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(15);
 
-/// How long a write to a result store that does not answer is repeated, before the work is recorded
-/// without its result.
+/// The time for which a write to a result store that does not answer is repeated, before the work
+/// is recorded without its result.
 const PUT_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How much longer than the retention a sweep keeps objects: a result is stored before its record
-/// is completed, and the completion may have to wait for the end of an outage.
+/// The time beyond the retention for which a sweep keeps objects: a result is stored before its
+/// record is completed, and the completion may have to wait for the end of an outage.
 const SWEEP_MARGIN: Duration = Duration::from_secs(2 * 86_400);
 
 /// A result in the form that a record will hold.
 pub(crate) struct Storable {
     pub(crate) stored: Bytes,
-    /// Why the result itself is not kept.
+    /// The reason why the result itself is not kept.
     pub(crate) trouble: Option<BoxError>,
 }
 
@@ -42,13 +42,19 @@ impl Storable {
     }
 }
 
-/// Why a duplicate's result is not available.
+/// The reason why a duplicate's result is not available.
 #[derive(Debug)]
 pub(crate) enum Unfetched {
-    /// It is missing or damaged: asking again does not help.
+    /// The result is missing or damaged: asking again does not help.
     Lost(BoxError),
     /// The result store does not answer.
     NoAnswer(ResultStoreError),
+}
+
+impl Unfetched {
+    fn lost(what: impl Into<BoxError>) -> Self {
+        Self::Lost(what.into())
+    }
 }
 
 impl Gate {
@@ -201,30 +207,29 @@ impl OpenGate {
     }
 
     async fn fetch_referred(&self, stored: &[u8]) -> Result<Bytes, Unfetched> {
-        let lost = |what: String| Unfetched::Lost(what.into());
         let Some(reference) = Reference::decode(stored) else {
-            return Err(lost(
-                "the record's reference to the result store is damaged".to_owned(),
+            return Err(Unfetched::lost(
+                "the record's reference to the result store is damaged",
             ));
         };
         let name = &reference.name;
         let Some(results) = &self.results else {
-            return Err(lost(format!(
+            return Err(Unfetched::lost(format!(
                 "the result is in a result store, as {name}: set `Gate::large_results`"
             )));
         };
         if reference.size_bytes > Gate::MOST_LARGE_RESULT_BYTES as u64 {
             let size = reference.size_bytes;
-            return Err(lost(format!(
+            return Err(Unfetched::lost(format!(
                 "the result {name} should have {size} bytes, which is over the limit"
             )));
         }
         match within_limit(results.get(name, reference.size_bytes)).await {
             Ok(Some(object)) if reference.fits(&object) => Ok(object),
-            Ok(Some(_)) => Err(lost(format!(
+            Ok(Some(_)) => Err(Unfetched::lost(format!(
                 "the result {name} is damaged: its digest is another one"
             ))),
-            Ok(None) => Err(lost(format!(
+            Ok(None) => Err(Unfetched::lost(format!(
                 "the result {name} is not in the result store"
             ))),
             Err(error) => Err(Unfetched::NoAnswer(error)),
@@ -236,10 +241,8 @@ impl OpenGate {
         let Some(results) = &self.results else {
             return Ok(());
         };
-        let (name, bytes) = (
-            format!("{}/opened", self.scope),
-            Bytes::from_static(b"a gate was opened"),
-        );
+        let name = format!("{}/opened", self.scope);
+        let bytes = Bytes::from_static(b"a gate was opened");
         within_limit(results.put(&name, bytes.clone())).await?;
         match within_limit(results.get(&name, bytes.len() as u64)).await? {
             Some(found) if found == bytes => Ok(()),
@@ -254,10 +257,9 @@ impl OpenGate {
 async fn within_limit<T>(
     answer: impl Future<Output = Result<T, ResultStoreError>>,
 ) -> Result<T, ResultStoreError> {
-    let late = |_| {
+    timeout(ANSWER_LIMIT, answer).await.unwrap_or_else(|_| {
         Err(ResultStoreError::new(format!(
             "no answer within {ANSWER_LIMIT:?}"
         )))
-    };
-    timeout(ANSWER_LIMIT, answer).await.unwrap_or_else(late)
+    })
 }

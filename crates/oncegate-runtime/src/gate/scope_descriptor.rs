@@ -8,8 +8,7 @@ use oncegate_core::store::{ScopeDescriptor, Store, StoreError};
 
 use super::GateError;
 
-/// How often the write of a descriptor is repeated when another process has changed it in the
-/// meantime.
+/// The number of tries to write a descriptor when other processes change it in the meantime.
 pub(super) const MAX_WRITES: u32 = 8;
 
 /// Returns the descriptor that the store holds, after writing `first` if there was none, or raising
@@ -23,7 +22,8 @@ pub(super) async fn at_start(
     for _ in 0..MAX_WRITES {
         let known = ScopeDescriptor::parse(scope, &held)?;
         if known.keys != first.keys {
-            let (scope, ours) = (scope.as_str().to_owned(), first.keys.clone());
+            let scope = scope.as_str().to_owned();
+            let ours = first.keys.clone();
             return Err(GateError::OtherDescriptor {
                 scope,
                 held: known.keys,
@@ -76,7 +76,7 @@ fn other_processes_change_it() -> StoreError {
     StoreError::unavailable("other processes keep changing the scope's descriptor")
 }
 
-/// Why no claim of a halted scope is granted.
+/// Returns why no claim of a halted scope is granted.
 pub(super) fn halted(scope: &Scope, reason: &str) -> Arc<str> {
     format!(
         "scope `{scope}` is halted because the store has lost records ({reason}): find out what would run again with \
@@ -89,7 +89,7 @@ pub(super) fn halted(scope: &Scope, reason: &str) -> Arc<str> {
 /// The result of comparing the descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Comparison {
-    /// It is the known one, perhaps at a later sequence number.
+    /// The descriptor is the known one, perhaps at a later sequence number.
     Same(ScopeDescriptor),
     /// The scope is halted, or a loss was accepted.
     Adopt(ScopeDescriptor),
@@ -127,24 +127,24 @@ mod tests {
 
     use super::*;
 
+    fn first(keys: &str, epoch: u128, longest_lease_ms: u64) -> ScopeDescriptor {
+        ScopeDescriptor {
+            longest_lease_ms,
+            ..ScopeDescriptor::new(keys, Epoch::from_bits(epoch))
+        }
+    }
+
     // invariant: clock-goes-back
     #[tokio::test]
     async fn the_descriptor_has_the_longest_lease_of_all_gates_whichever_comes_first() {
-        let (store, scope) = (
-            MemoryStore::with_clock(StoreTime::default),
-            Scope::new("billing").unwrap(),
-        );
-        let open = async |epoch, keys: &str, longest_lease_ms| {
-            let first = ScopeDescriptor {
-                longest_lease_ms,
-                ..ScopeDescriptor::new(keys, Epoch::from_bits(epoch))
-            };
-            at_start(&store, &scope, &first).await
-        };
+        let store = MemoryStore::with_clock(StoreTime::default);
+        let scope = Scope::new("billing").unwrap();
+
         for (epoch, lease_ms, longest_ms) in
             [(1, 5_000, 5_000), (2, 60_000, 60_000), (3, 1_000, 60_000)]
         {
-            let held = open(epoch, "{}", lease_ms).await.unwrap();
+            let first = first("{}", epoch, lease_ms);
+            let held = at_start(&store, &scope, &first).await.unwrap();
             assert_eq!(
                 (held.longest_lease_ms, held.epoch),
                 (longest_ms, Epoch::from_bits(1))
@@ -152,11 +152,16 @@ mod tests {
             let text = store.descriptor(&scope).await.unwrap().unwrap();
             assert_eq!(ScopeDescriptor::parse(&scope, &text).unwrap(), held);
         }
-        let other = open(4, r#"{"key":1}"#, 90_000).await.unwrap_err();
+        let other = first(r#"{"key":1}"#, 4, 90_000);
+        let other = at_start(&store, &scope, &other).await.unwrap_err();
         assert!(
             matches!(other, GateError::OtherDescriptor { .. }),
             "{other:?}"
         );
+    }
+
+    fn is_lost(finding: Comparison) -> bool {
+        matches!(finding, Comparison::Lost(_))
     }
 
     #[test]
@@ -175,7 +180,6 @@ mod tests {
             sequence,
             ..known.clone()
         };
-        let is_lost = |finding| matches!(finding, Comparison::Lost(_));
         assert!(
             is_lost(compare(&known, 6, None)),
             "an absent descriptor is never new"

@@ -13,12 +13,12 @@ use crate::entropy::Entropy;
 
 /// Marker numbers are below this limit.
 const MAX_MARKER_NUMBER: u16 = 4_096;
-/// All shards are known after this many numbers without a new shard.
+/// The count of numbers without a new shard after which all shards are known.
 const NUMBERS_WITHOUT_A_NEW_SHARD: u16 = 512;
-/// How long a marker is kept: as long as the longest retention.
+/// The time for which a marker is kept: as long as the longest retention.
 const MARKER_RETENTION: Duration = Duration::from_secs(10 * 365 * 86_400);
 
-/// Whether a marker that the descriptor names is gone.
+/// Returns whether a marker that the descriptor names is gone.
 pub(super) async fn is_one_missing(
     store: &dyn Store,
     scope: &Scope,
@@ -49,7 +49,8 @@ pub(super) async fn write_missing(
     let shard = |number: u16| store.shard(&known.marker(scope, number));
     let marked: BTreeSet<u64> = known.markers.iter().map(|number| shard(*number)).collect();
     let mut unmarked: HashMap<u64, u16> = HashMap::new();
-    let (mut seen, mut since_new) = (BTreeSet::new(), 0);
+    let mut seen = BTreeSet::new();
+    let mut since_new = 0;
     for number in 0..MAX_MARKER_NUMBER {
         let shard = shard(number);
         since_new = if seen.insert(shard) { 0 } else { since_new + 1 };

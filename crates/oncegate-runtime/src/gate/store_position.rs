@@ -1,4 +1,4 @@
-//! How far a scope has come in its store, as a broker keeps it with its commits.
+//! The position of a scope in its store, as a broker keeps it with its commits.
 
 use std::fmt;
 
@@ -22,7 +22,8 @@ impl StorePosition {
         })
     }
 
-    /// Whether a store that holds this descriptor is older than the position, or another one.
+    /// Returns whether a store that holds this descriptor is older than the position, or another
+    /// one.
     pub(super) fn is_ahead_of(&self, held: &ScopeDescriptor) -> bool {
         if self.epoch == held.epoch {
             self.sequence > held.sequence

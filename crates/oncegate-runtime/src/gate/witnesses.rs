@@ -11,9 +11,9 @@ use oncegate_core::record::{State, Token, TokenTag};
 use oncegate_core::store::{RecordSnapshot, Store, StoreError};
 use tokio::time::Instant;
 
-/// How many records of earlier checks are read again.
+/// The number of records of earlier checks that are read again.
 const MAX_EARLIER: usize = 8;
-/// How much time lies between two completions in the sample, at least.
+/// The least time between two completions in the sample.
 const SAMPLE_SPACING: Duration = Duration::from_millis(100);
 /// The most completions in the sample. When it is full, every other one is dropped, and the spacing
 /// doubled.
@@ -47,8 +47,8 @@ struct Kept {
     sample: Sample,
     /// A record that answered a duplicate since the last check.
     duplicate: Option<Witness>,
-    /// Those found at earlier checks, the newest first: on a busy store the last completion is
-    /// always younger than the loss.
+    /// The records found at earlier checks, the newest first: on a busy store the last completion
+    /// is always younger than the loss.
     earlier: VecDeque<Witness>,
 }
 
@@ -100,7 +100,7 @@ impl Sample {
 }
 
 impl Witnesses {
-    /// Every change leaves the lists consistent, so a panic elsewhere does no harm.
+    /// Locks the lists. Every change leaves them consistent, so a panic elsewhere does no harm.
     fn lock(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -150,10 +150,9 @@ impl Witnesses {
     pub(super) fn ask(&self) -> Vec<Witness> {
         let now = Instant::now();
         let mut kept = self.lock();
-        let is_due = |witness: &Witness| witness.until.is_none_or(|until| until > now);
-        kept.earlier.retain(is_due);
-        kept.sample.taken.retain(is_due);
-        kept.last.take_if(|last| !is_due(last));
+        kept.earlier.retain(|earlier| earlier.holds_at(now));
+        kept.sample.taken.retain(|taken| taken.holds_at(now));
+        kept.last.take_if(|last| !last.holds_at(now));
         self.wants_duplicate.store(true, Ordering::Relaxed);
         let duplicate = kept.duplicate.take();
         let mut asked: Vec<Witness> = kept.last.iter().cloned().chain(duplicate).collect();
@@ -194,7 +193,7 @@ impl Witnesses {
     }
 }
 
-/// Whether the store contradicts one of these completions now.
+/// Returns whether the store contradicts one of these completions now.
 ///
 /// # Errors
 /// When it does not answer. An error about a single record is no proof that the record is there.
@@ -240,7 +239,11 @@ impl Kept {
 }
 
 impl Witness {
-    /// Whether what the store holds now cannot have followed the completion.
+    /// Returns whether it cannot have expired by now, as far as is known.
+    fn holds_at(&self, now: Instant) -> bool {
+        self.until.is_none_or(|until| until > now)
+    }
+    /// Returns whether what the store holds now cannot have followed the completion.
     fn is_contradicted_by(&self, found: Option<&RecordSnapshot>) -> bool {
         let Some(found) = found else {
             // If its expiry is unknown, it may have expired.
@@ -341,7 +344,8 @@ mod tests {
         for until_look in [Duration::from_secs(2), Duration::from_secs(60)] {
             for lag_ms in [300, 1_000] {
                 let lag = Duration::from_millis(lag_ms).max(until_look / 20);
-                let (witnesses, mut held) = (Witnesses::default(), Held::default());
+                let witnesses = Witnesses::default();
+                let mut held = Held::default();
                 let first = complete_for(&witnesses, &mut held, 0, Duration::from_secs(2)).await;
                 assert!(!held.check(&witnesses));
                 let lost_from = complete_for(&witnesses, &mut held, first, until_look / 3).await;
@@ -356,7 +360,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_a_check_reads_has_a_limit_and_a_store_that_lost_nothing_raises_no_alarm() {
-        let (witnesses, mut held) = (Witnesses::default(), Held::default());
+        let witnesses = Witnesses::default();
+        let mut held = Held::default();
         let mut next = 0;
         for seconds in [1, 3, 30, 600, 1] {
             next = complete_for(&witnesses, &mut held, next, Duration::from_secs(seconds)).await;
@@ -373,7 +378,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_check_without_an_answer_is_made_up_for_by_the_next() {
-        let (witnesses, mut held) = (Witnesses::default(), Held::default());
+        let witnesses = Witnesses::default();
+        let mut held = Held::default();
         let next = complete_for(&witnesses, &mut held, 0, Duration::from_secs(1)).await;
         let asked = witnesses.ask();
         let away = asked

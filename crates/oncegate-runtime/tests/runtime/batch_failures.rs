@@ -41,7 +41,8 @@ async fn a_message_that_fails_its_batch_is_found_and_costs_the_others_nothing() 
         (Poison::Retry, "attempts_used_up"),
         (Poison::Panic, "attempts_used_up"),
     ] {
-        let (bench, seen) = (Bench::of(numbered(MESSAGES)), Seen::default());
+        let bench = Bench::of(numbered(MESSAGES));
+        let seen = Seen::default();
         let attempts: Arc<Mutex<BTreeMap<u64, u32>>> = Arc::default();
         let noted = Arc::clone(&attempts);
         let consumer = seen.consumer(&bench, limits(MESSAGES), move |batch| {
@@ -91,11 +92,9 @@ async fn the_reason_of_a_split_is_that_of_the_message_alone() {
             Ok(())
         }
     }
-    let (bench, seen, reasons) = (
-        Bench::of(numbered(20)),
-        Seen::default(),
-        Arc::new(Reasons::default()),
-    );
+    let bench = Bench::of(numbered(20));
+    let seen = Seen::default();
+    let reasons = Arc::new(Reasons::default());
     let consumer = seen.consumer(&bench, limits(20), async |batch| {
         match ids(&batch).into_iter().find(|id| id % 10 == 3) {
             Some(id) => Err(Failure::permanent(format!(
@@ -125,7 +124,8 @@ async fn a_failure_that_no_message_can_have_caused_is_not_split() {
         || Failure::unknown("no answer"),
     ];
     for failure in failures {
-        let (bench, seen) = (Bench::of(numbered(10)), Seen::default());
+        let bench = Bench::of(numbered(10));
+        let seen = Seen::default();
         let failed = Arc::new(AtomicBool::new(false));
         let consumer = seen.consumer(&bench, limits(10), move |batch| {
             let is_first = !failed.swap(true, SeqCst);
@@ -156,9 +156,11 @@ async fn a_failure_that_no_message_can_have_caused_is_not_split() {
 #[tokio::test(start_paused = true)]
 async fn an_outage_of_what_all_need_is_not_searched_for_in_the_messages() {
     const MESSAGES: usize = 64;
-    let (bench, seen) = (Bench::of(numbered(MESSAGES)), Seen::default());
+    let bench = Bench::of(numbered(MESSAGES));
+    let seen = Seen::default();
     let is_down = Arc::new(AtomicBool::new(true));
-    let (asked, first_batch) = (Arc::clone(&is_down), Arc::new(Notify::new()));
+    let asked = Arc::clone(&is_down);
+    let first_batch = Arc::new(Notify::new());
     let tell = Arc::clone(&first_batch);
     let highest = Arc::new(Mutex::new(BTreeMap::<u64, u32>::new()));
     let noted = Arc::clone(&highest);
@@ -177,11 +179,9 @@ async fn an_outage_of_what_all_need_is_not_searched_for_in_the_messages() {
             }
         }
     });
-    let (list, counters, calls) = (
-        Arc::clone(&bench.list),
-        Arc::clone(&bench.counters),
-        seen.clone(),
-    );
+    let list = Arc::clone(&bench.list);
+    let counters = Arc::clone(&bench.counters);
+    let calls = seen.clone();
     let until = async move {
         while counters.total("retries") < MESSAGES as u64 {
             first_batch.notified().await;
@@ -210,7 +210,8 @@ async fn an_outage_of_what_all_need_is_not_searched_for_in_the_messages() {
 // invariant: batch-crash
 #[tokio::test(start_paused = true)]
 async fn a_batch_whose_outcomes_do_not_match_its_messages_has_an_unknown_outcome() {
-    let (bench, seen) = (Bench::of(numbered(3)), Seen::default());
+    let bench = Bench::of(numbered(3));
+    let seen = Seen::default();
     let recovered = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&recovered);
     let consumer = seen.consumer(&bench, limits(3), move |batch| {
@@ -238,7 +239,8 @@ async fn a_batch_whose_outcomes_do_not_match_its_messages_has_an_unknown_outcome
 // invariant: batch-crash
 #[tokio::test(start_paused = true)]
 async fn after_a_crash_in_a_batch_each_of_its_messages_is_told() {
-    let (bench, seen) = (Bench::of(numbered(5)), Seen::default());
+    let bench = Bench::of(numbered(5));
+    let seen = Seen::default();
     let (began, begun) = oneshot::channel();
     let began = Mutex::new(Some(began));
     let hanging = seen.consumer(&bench, limits(5), move |_| {
@@ -267,7 +269,8 @@ async fn after_a_crash_in_a_batch_each_of_its_messages_is_told() {
 
 #[tokio::test(start_paused = true)]
 async fn a_message_that_ended_its_process_twice_is_a_batch_of_its_own() {
-    let (bench, seen) = (Bench::of(numbered(6)), Seen::default());
+    let bench = Bench::of(numbered(6));
+    let seen = Seen::default();
     let gate = bench.gate("runtime");
     let suspect = Message::new(
         "orders",
@@ -317,7 +320,8 @@ async fn a_dead_letter_that_cannot_be_written_holds_up_only_its_own_message() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_batch_is_dropped_and_its_messages_are_told_in_the_next_attempt() {
-    let (bench, seen) = (Bench::of(numbered(3)), Seen::default());
+    let bench = Bench::of(numbered(3));
+    let seen = Seen::default();
     let dropped = Arc::new(AtomicBool::new(false));
     struct OnDrop(Arc<AtomicBool>);
     impl Drop for OnDrop {

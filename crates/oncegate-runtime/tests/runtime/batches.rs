@@ -96,7 +96,8 @@ impl Seen {
         F: Fn(Vec<BatchMessage>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Outcomes> + Send + 'static,
     {
-        let (calls, duplicates) = (Arc::clone(&self.calls), Arc::clone(&self.duplicates));
+        let calls = Arc::clone(&self.calls);
+        let duplicates = Arc::clone(&self.duplicates);
         let handler = Calls {
             outcomes,
             calls,
@@ -136,7 +137,8 @@ pub(super) fn limits(messages: usize) -> BatchLimits {
 
 #[tokio::test(start_paused = true)]
 async fn a_batch_has_up_to_its_limit_of_messages_in_their_order_and_each_is_completed() {
-    let (bench, seen) = (Bench::of(numbered(250)), Seen::default());
+    let bench = Bench::of(numbered(250));
+    let seen = Seen::default();
     let consumer = seen.consumer(&bench, limits(100), async |batch| succeed(&batch));
     bench.run(consumer, 250).await.unwrap();
     assert_eq!(
@@ -154,7 +156,8 @@ async fn a_batch_has_up_to_its_limit_of_messages_in_their_order_and_each_is_comp
 
 #[tokio::test(start_paused = true)]
 async fn a_lone_message_waits_as_long_as_the_limits_say() {
-    let (bench, seen) = (Bench::of(numbered(1)), Seen::default());
+    let bench = Bench::of(numbered(1));
+    let seen = Seen::default();
     let wait = Duration::from_secs(3);
     let began = Instant::now();
     let called = Arc::new(Mutex::new(None));
@@ -170,7 +173,8 @@ async fn a_lone_message_waits_as_long_as_the_limits_say() {
 
 #[tokio::test(start_paused = true)]
 async fn each_message_of_a_batch_has_its_own_outcome() {
-    let (bench, seen) = (Bench::of(numbered(6)), Seen::default());
+    let bench = Bench::of(numbered(6));
+    let seen = Seen::default();
     let consumer = seen.consumer(&bench, limits(6), async |batch| {
         let outcome = |one: &BatchMessage| match (id(one.message()), one.attempt().number()) {
             (2, 1) => Err(Failure::retry("not yet")),
@@ -198,7 +202,8 @@ async fn each_message_of_a_batch_has_its_own_outcome() {
 #[tokio::test(start_paused = true)]
 async fn a_key_is_in_a_batch_once_and_its_other_messages_get_the_result() {
     let twice = numbered(3).into_iter().chain(numbered(3));
-    let (bench, seen) = (Bench::of(twice), Seen::default());
+    let bench = Bench::of(twice);
+    let seen = Seen::default();
     let consumer = seen.consumer(&bench, limits(6), async |batch| succeed(&batch));
     bench.run(consumer, 6).await.unwrap();
     assert_eq!(seen.calls(), [vec![0, 1, 2]]);
@@ -209,7 +214,8 @@ async fn a_key_is_in_a_batch_once_and_its_other_messages_get_the_result() {
 
 #[tokio::test(start_paused = true)]
 async fn a_key_that_is_held_elsewhere_is_left_out_and_runs_later() {
-    let (bench, seen) = (Bench::of(numbered(4)), Seen::default());
+    let bench = Bench::of(numbered(4));
+    let seen = Seen::default();
     let elsewhere = Message::new(
         "orders",
         Origin::Other("elsewhere".into()),
@@ -241,7 +247,8 @@ async fn no_two_messages_of_one_order_are_in_a_batch() {
         (Ordering::Partition, (0..7).map(|id| vec![id]).collect()),
         (Ordering::Unordered, vec![(0..7).collect()]),
     ] {
-        let (bench, seen) = (Bench::of(messages()), Seen::default());
+        let bench = Bench::of(messages());
+        let seen = Seen::default();
         let consumer = seen.consumer(&bench, limits(7), async |batch| succeed(&batch));
         bench.run(consumer.ordering(ordering), 7).await.unwrap();
         assert_eq!(seen.calls(), expected, "{ordering:?}");
@@ -250,11 +257,14 @@ async fn no_two_messages_of_one_order_are_in_a_batch() {
 
 #[tokio::test(start_paused = true)]
 async fn concurrency_counts_calls_and_what_is_claimed_runs() {
-    let (bench, seen) = (Bench::of(numbered(40)), Seen::default());
+    let bench = Bench::of(numbered(40));
+    let seen = Seen::default();
     let gauge = Arc::new(super::Gauge::default());
-    let (counted, store) = (Arc::clone(&gauge), Arc::clone(&bench.store));
+    let counted = Arc::clone(&gauge);
+    let store = Arc::clone(&bench.store);
     let consumer = seen.consumer(&bench, limits(5), move |batch| {
-        let (gauge, store) = (Arc::clone(&counted), Arc::clone(&store));
+        let gauge = Arc::clone(&counted);
+        let store = Arc::clone(&store);
         async move {
             gauge.through(sleep(Duration::from_millis(20))).await;
             let is_pending = |state: &State| matches!(state, State::Pending { .. });
@@ -274,7 +284,8 @@ async fn concurrency_counts_calls_and_what_is_claimed_runs() {
 
 #[tokio::test(start_paused = true)]
 async fn routes_with_and_without_batches_run_beside_each_other() {
-    let (bench, seen) = (Bench::of(numbered(10)), Seen::default());
+    let bench = Bench::of(numbered(10));
+    let seen = Seen::default();
     for id in 0..10 {
         bench.list.push("refunds", "", format!(r#"{{"id":{id}}}"#));
     }
@@ -289,7 +300,8 @@ async fn routes_with_and_without_batches_run_beside_each_other() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_lets_a_running_batch_end() {
-    let (bench, seen) = (Bench::of(numbered(20)), Seen::default());
+    let bench = Bench::of(numbered(20));
+    let seen = Seen::default();
     let (began, begun) = oneshot::channel();
     let began = Mutex::new(Some(began));
     let consumer = seen.consumer(&bench, limits(5), move |batch| {
@@ -348,7 +360,8 @@ async fn limits_that_make_no_sense_are_refused_by_name() {
 async fn bad_keys_in_a_batch_are_dead_letters_of_their_own() {
     let bad = ("", "{not json".to_owned());
     let messages = numbered(3).into_iter().chain([bad.clone(), bad]);
-    let (bench, seen) = (Bench::of(messages), Seen::default());
+    let bench = Bench::of(messages);
+    let seen = Seen::default();
     let consumer = seen.consumer(&bench, limits(5), async |batch| succeed(&batch));
     let consumer = consumer.dead_letter_limit(DeadLetterLimit {
         in_a_row: 10,
@@ -361,10 +374,13 @@ async fn bad_keys_in_a_batch_are_dead_letters_of_their_own() {
 
 #[tokio::test(start_paused = true)]
 async fn messages_that_wait_for_their_batch_are_no_stall() {
-    let (bench, seen, others) = (Bench::of(numbered(0)), Seen::default(), Seen::default());
+    let bench = Bench::of(numbered(0));
+    let seen = Seen::default();
+    let others = Seen::default();
     let limits = BatchLimits::new(10_000).wait(BatchLimits::LONGEST_WAIT);
     let consumer = seen.consumer(&bench, limits, async |batch| succeed(&batch));
-    let (calls, duplicates) = (Arc::clone(&others.calls), Arc::clone(&others.duplicates));
+    let calls = Arc::clone(&others.calls);
+    let duplicates = Arc::clone(&others.duplicates);
     let refunds = Calls {
         outcomes: async |batch: Vec<BatchMessage>| succeed(&batch),
         calls,
@@ -375,7 +391,8 @@ async fn messages_that_wait_for_their_batch_are_no_stall() {
         bench.gate("refunds"),
         Batched::new(limits, refunds),
     );
-    let (monitor, list) = (consumer.monitor(), Arc::clone(&bench.list));
+    let monitor = consumer.monitor();
+    let list = Arc::clone(&bench.list);
     let trickle = async move {
         let mut pushed = 0;
         // The batches of one route start while those of the other have waited for half of their
@@ -406,7 +423,8 @@ async fn messages_that_wait_for_their_batch_are_no_stall() {
 // invariant: batch-early-answer
 #[tokio::test(start_paused = true)]
 async fn an_answer_of_a_batch_is_recorded_before_the_others_come() {
-    let (bench, seen) = (Bench::of(numbered(3)), Seen::default());
+    let bench = Bench::of(numbered(3));
+    let seen = Seen::default();
     let counters = Arc::clone(&bench.counters);
     let consumer = seen.consumer(&bench, limits(3), move |batch| {
         let counters = Arc::clone(&counters);
@@ -430,7 +448,8 @@ async fn an_answer_of_a_batch_is_recorded_before_the_others_come() {
 /// What was answered has its outcome, whatever the call says of its batch; the rest is tried alone.
 #[tokio::test(start_paused = true)]
 async fn an_error_of_a_batch_concerns_what_is_not_answered() {
-    let (bench, seen) = (Bench::of(numbered(3)), Seen::default());
+    let bench = Bench::of(numbered(3));
+    let seen = Seen::default();
     let consumer = seen.consumer(&bench, limits(3), async |batch: Vec<BatchMessage>| {
         if batch.len() == 1 {
             return succeed(&batch);
@@ -450,7 +469,8 @@ async fn an_error_of_a_batch_concerns_what_is_not_answered() {
 // invariant: batch-early-answer
 #[tokio::test(start_paused = true)]
 async fn a_batch_that_is_cut_off_repeats_only_what_is_not_answered() {
-    let (bench, seen) = (Bench::of(numbered(3)), Seen::default());
+    let bench = Bench::of(numbered(3));
+    let seen = Seen::default();
     let gate = bench.gate("runtime").max_run(LEASE * 2);
     let consumer =
         seen.consumer_behind(&bench, gate, limits(3), async |batch: Vec<BatchMessage>| {

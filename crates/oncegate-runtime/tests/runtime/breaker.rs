@@ -161,10 +161,12 @@ async fn is_marked(store: &MemoryStore) -> bool {
 #[tokio::test(start_paused = true)]
 async fn thirteen_restarts_in_an_outage_send_nothing_to_the_dead_letters() {
     const RESTARTS: u64 = 13;
-    let (store, letters) = (Arc::new(MemoryStore::new()), Arc::new(Letters::default()));
+    let store = Arc::new(MemoryStore::new());
+    let letters = Arc::new(Letters::default());
     let attempts: Arc<Mutex<BTreeMap<u32, usize>>> = Arc::default();
     for process in 0..=RESTARTS {
-        let (is_up, seen) = (process == RESTARTS, Arc::clone(&attempts));
+        let is_up = process == RESTARTS;
+        let seen = Arc::clone(&attempts);
         let handler = move |_: Message, attempt: Attempt| {
             if is_up {
                 *seen.lock().unwrap().entry(attempt.number()).or_default() += 1;
@@ -178,7 +180,8 @@ async fn thirteen_restarts_in_an_outage_send_nothing_to_the_dead_letters() {
             }
         };
         let list = List::of("orders", numbered(200));
-        let (store, letters) = (Arc::clone(&store), Arc::clone(&letters));
+        let store = Arc::clone(&store);
+        let letters = Arc::clone(&letters);
         let bench = Bench {
             list,
             store,
@@ -187,12 +190,13 @@ async fn thirteen_restarts_in_an_outage_send_nothing_to_the_dead_letters() {
         };
         let gate = bench.gate("runtime").simulated(process);
         let consumer = bench.consumer_behind(gate, handler).max_attempts(3);
-        match is_up {
-            true => bench.run(consumer, 200).await.unwrap(),
-            false => consumer
+        if is_up {
+            bench.run(consumer, 200).await.unwrap();
+        } else {
+            consumer
                 .run_until(sleep(Duration::from_secs(6)))
                 .await
-                .unwrap(),
+                .unwrap();
         }
         assert_eq!(is_marked(&bench.store).await, !is_up, "process {process}");
     }
@@ -226,10 +230,13 @@ async fn a_mark_that_is_out_of_date_costs_one_probe_and_pauses_nothing_while_no_
         .await
         .unwrap();
 
-    let (gauge, most) = (Arc::new(Gauge::default()), Arc::new(Mutex::new(Vec::new())));
-    let (counted, seen) = (Arc::clone(&gauge), Arc::clone(&most));
+    let gauge = Arc::new(Gauge::default());
+    let most = Arc::new(Mutex::new(Vec::new()));
+    let counted = Arc::clone(&gauge);
+    let seen = Arc::clone(&most);
     let handler = move |_: Message, _: Attempt| {
-        let (gauge, seen) = (Arc::clone(&counted), Arc::clone(&seen));
+        let gauge = Arc::clone(&counted);
+        let seen = Arc::clone(&seen);
         async move {
             gauge.through(sleep(Duration::from_millis(20))).await;
             seen.lock().unwrap().push(gauge.most.load(SeqCst));
@@ -237,7 +244,8 @@ async fn a_mark_that_is_out_of_date_costs_one_probe_and_pauses_nothing_while_no_
         }
     };
     let consumer = bench.consumer_behind(gate, handler).concurrency(8);
-    let (list, monitor) = (Arc::clone(&bench.list), consumer.monitor());
+    let list = Arc::clone(&bench.list);
+    let monitor = consumer.monitor();
     let counters = Arc::clone(&bench.counters);
     let messages = async move {
         while counters.get("breaker_changes", "open") == 0
@@ -271,9 +279,11 @@ async fn the_mark_of_a_breaker_is_written_as_soon_as_the_store_answers() {
     let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store))
         .lease(LEASE)
         .simulated(7);
-    let (together, down) = (Arc::new(Barrier::new(20)), Arc::clone(&store));
+    let together = Arc::new(Barrier::new(20));
+    let down = Arc::clone(&store);
     let handler = move |_: Message, _: Attempt| {
-        let (together, down) = (Arc::clone(&together), Arc::clone(&down));
+        let together = Arc::clone(&together);
+        let down = Arc::clone(&down);
         async move {
             if together.wait().await.is_leader() {
                 down.begin_outage();
@@ -287,7 +297,8 @@ async fn the_mark_of_a_breaker_is_written_as_soon_as_the_store_answers() {
         pause: Backoff::new(HOUR, HOUR),
         ..Breaker::default()
     };
-    let (counters, memory) = (Arc::clone(&bench.counters), Arc::clone(&bench.store));
+    let counters = Arc::clone(&bench.counters);
+    let memory = Arc::clone(&bench.store);
     let outage = async move {
         while counters.get("breaker_changes", "open") == 0 {
             sleep(Duration::from_millis(10)).await;
@@ -314,10 +325,10 @@ async fn work_resumes_when_the_handler_has_asked_for_it() {
         let bench = Bench::of(numbered(60));
         let lifted = Instant::now() + Duration::from_secs(limited_s);
         let handler = move |_: Message, _: Attempt| async move {
-            match Instant::now() < lifted {
-                true => Err(Failure::retry_after(AGAIN_IN, "too many requests")),
-                false => Ok(()),
+            if Instant::now() < lifted {
+                return Err(Failure::retry_after(AGAIN_IN, "too many requests"));
             }
+            Ok(())
         };
         bench
             .run(bench.consumer(handler).concurrency(4), 60)
@@ -338,14 +349,13 @@ async fn one_message_at_a_time_probes_and_a_duplicate_is_no_probe() {
     let dependency = Dependency::down_for(Duration::from_secs(60));
     let running = Arc::new(AtomicUsize::new(0));
     let opened_at: Arc<Mutex<Option<Instant>>> = Arc::default();
-    let (down, count, opened) = (
-        Arc::clone(&dependency),
-        Arc::clone(&running),
-        Arc::clone(&opened_at),
-    );
+    let down = Arc::clone(&dependency);
+    let count = Arc::clone(&running);
+    let opened = Arc::clone(&opened_at);
     let handler = move |_: Message, _: Attempt| {
-        let (dependency, count, opened) =
-            (Arc::clone(&down), Arc::clone(&count), Arc::clone(&opened));
+        let dependency = Arc::clone(&down);
+        let count = Arc::clone(&count);
+        let opened = Arc::clone(&opened);
         async move {
             let beside = count.fetch_add(1, SeqCst);
             let answer = dependency.call().await;
@@ -420,7 +430,8 @@ async fn what_nobody_knows_waits_for_its_lease_and_the_next_attempt_is_told() {
     let failed_at = Arc::new(Mutex::new(None));
     let at = Arc::clone(&failed_at);
     let handler = move |_: Message, attempt: Attempt| {
-        let (at, store) = (Arc::clone(&at), Arc::clone(&store));
+        let at = Arc::clone(&at);
+        let store = Arc::clone(&store);
         async move {
             if attempt.number() == 1 {
                 *at.lock().unwrap() = Some(Instant::now());

@@ -88,7 +88,8 @@ async fn a_flood_stops_the_consumer_instead_of_draining_the_topic() {
 // invariant: restart-after-dead-letter-limit
 #[tokio::test(start_paused = true)]
 async fn a_consumer_that_stopped_at_its_dead_letter_limit_gives_up_nothing_after_a_restart() {
-    let (store, letters) = (Arc::new(MemoryStore::new()), Arc::new(Letters::default()));
+    let store = Arc::new(MemoryStore::new());
+    let letters = Arc::new(Letters::default());
     let start = |seed: u64, messages: Vec<(&'static str, String)>| {
         let list = List::of("orders", messages);
         let bench = Bench {

@@ -10,7 +10,7 @@ use oncegate::core::rules::Reply;
 use oncegate::core::store::{Command, Store, StoreError};
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::core::testing::wrapper::StoreWrapper;
-use oncegate::{Attempt, Consumer, Failure, Gate, Handler, Key, MemoryStore, Message};
+use oncegate::{Attempt, Consumer, Failure, Gate, Handler, Key, MemoryStore, Message, Monitor};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Bench, LEASE, numbered};
@@ -80,6 +80,29 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
         .unwrap_or_else(|_| panic!("never {what}"));
 }
 
+/// Asserts that the outage is reported, and that the consumer is ready all the same.
+async fn reports_that_it_fails_open(monitor: &Monitor) {
+    until("the report", || {
+        let scopes = monitor.status().scopes;
+        scopes[0]
+            .outages
+            .first()
+            .is_some_and(|outage| outage.open && outage.waiting <= 1)
+    })
+    .await;
+    assert!(
+        monitor.health().is_ready(),
+        "it handles messages: {}",
+        monitor.health()
+    );
+    assert!(
+        monitor.status().scopes[0]
+            .warnings
+            .iter()
+            .any(|warning| warning.contains("fails open"))
+    );
+}
+
 // invariant: fail-open
 #[tokio::test(start_paused = true)]
 async fn messages_run_without_a_store_that_stays_away_and_through_it_when_it_is_back() {
@@ -110,25 +133,7 @@ async fn messages_run_without_a_store_that_stays_away_and_through_it_when_it_is_
             began.elapsed()
         );
         assert_eq!(away.fail_open(), 30);
-        until("the report", || {
-            let scopes = monitor.status().scopes;
-            scopes[0]
-                .outages
-                .first()
-                .is_some_and(|outage| outage.open && outage.waiting <= 1)
-        })
-        .await;
-        assert!(
-            monitor.health().is_ready(),
-            "it handles messages: {}",
-            monitor.health()
-        );
-        assert!(
-            monitor.status().scopes[0]
-                .warnings
-                .iter()
-                .any(|warning| warning.contains("fails open"))
-        );
+        reports_that_it_fails_open(&monitor).await;
         // What comes later need not wait any more.
         let began = Instant::now();
         away.push(50);
@@ -147,7 +152,8 @@ async fn messages_run_without_a_store_that_stays_away_and_through_it_when_it_is_
         })
         .await;
         until("all is done", || monitor.status().messages.in_flight == 0).await;
-        let (before, acked) = (away.fail_open(), list.acked().len());
+        let before = away.fail_open();
+        let acked = list.acked().len();
         away.push(70);
         list.until_acked(acked + 1).await;
         assert_eq!(away.fail_open(), before, "the store is asked again");
@@ -200,10 +206,8 @@ async fn what_fails_without_the_store_is_tried_again_and_what_is_hopeless_is_bur
             id: u64,
         }
         let id = message.json::<Payload>().map(|payload| payload.id);
-        let (run, before) = (
-            counted.fetch_add(u32::from(attempt.is_fail_open()), SeqCst),
-            acked.acked().len(),
-        );
+        let run = counted.fetch_add(u32::from(attempt.is_fail_open()), SeqCst);
+        let before = acked.acked().len();
         async move {
             match id? {
                 10 if run < 2 => {
@@ -266,13 +270,13 @@ impl StoreWrapper for Refusing {
     }
 
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        match self.refuses.load(SeqCst) {
-            true => commands
+        if self.refuses.load(SeqCst) {
+            return commands
                 .iter()
                 .map(|_| Err(StoreError::refused("a setting must change")))
-                .collect(),
-            false => self.inner.execute(commands).await,
+                .collect();
         }
+        self.inner.execute(commands).await
     }
 }
 

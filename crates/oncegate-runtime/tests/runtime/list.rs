@@ -136,7 +136,8 @@ impl Source for Listed {
             waiting.drain(..count).collect()
         };
         let messages = loop {
-            let (pushed, messages) = (self.0.pushed.notified(), take());
+            let pushed = self.0.pushed.notified();
+            let messages = take();
             if !messages.is_empty() {
                 break messages;
             }
@@ -188,7 +189,8 @@ impl AckHandle for Receipt {
     fn stop(&self) {}
 
     fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
-        let (mut taken_away, offset) = (self.list.taken_away.subscribe(), self.offset);
+        let mut taken_away = self.list.taken_away.subscribe();
+        let offset = self.offset;
         Some(Box::pin(async move {
             taken_away
                 .wait_for(|taken_away| taken_away.contains(&offset))

@@ -9,17 +9,20 @@
 
 mod batch_failures;
 mod batches;
+mod bench;
 mod breaker;
 mod dead_letters;
 mod fail_open;
 #[allow(dead_code, reason = "its other users need more of it")]
 mod list;
+mod lost_claims;
 mod monitor;
 mod moving_key;
 mod neighbours;
 mod outage;
 mod results;
 mod retries;
+mod returned;
 mod stop;
 mod tenants;
 mod waits;
@@ -28,125 +31,14 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
-use list::{Letters, List, Listed};
+use bench::{Bench, Gauge, LEASE, numbered};
 use oncegate::core::key::Scope;
-use oncegate::core::record::{State, Token};
-use oncegate::core::rules::{Operation, Reply, Verdict};
-use oncegate::core::store::{Command, Store};
+use oncegate::core::record::State;
+use oncegate::core::store::Store as _;
 use oncegate::core::testing::fault::{FaultStore, Faults};
-use oncegate::{
-    Attempt, BoxError, Consumer, ConsumerError, Counters, Failure, Gate, Handler, Key, MemoryStore,
-    Message, Ordering,
-};
+use oncegate::{Attempt, BoxError, Failure, Gate, Handler, Key, Message, Ordering};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
-
-const LEASE: Duration = Duration::from_secs(1);
-
-/// The parts of a consumer, and what its test inspects.
-struct Bench {
-    list: Arc<List>,
-    store: Arc<MemoryStore>,
-    letters: Arc<Letters>,
-    counters: Arc<Counters>,
-}
-
-impl Bench {
-    fn of(messages: impl IntoIterator<Item = (&'static str, String)>) -> Self {
-        Self {
-            list: List::of("orders", messages),
-            store: Arc::new(MemoryStore::new()),
-            letters: Arc::default(),
-            counters: Arc::default(),
-        }
-    }
-
-    fn gate(&self, scope: &str) -> Gate {
-        Gate::new(scope, Key::json(["id"]), Arc::clone(&self.store))
-            .lease(LEASE)
-            .simulated(7)
-    }
-
-    fn consumer(&self, handler: impl Handler) -> Consumer {
-        self.consumer_behind(self.gate("runtime"), handler)
-    }
-
-    fn consumer_behind(&self, gate: Gate, handler: impl Handler) -> Consumer {
-        Consumer::new(Listed(Arc::clone(&self.list)), gate, handler)
-            .dead_letters(Arc::clone(&self.letters))
-            .observer(Arc::clone(&self.counters) as _)
-    }
-
-    /// Another process claims the only record when its lease is over, and completes it.
-    async fn complete_elsewhere(&self) {
-        sleep(LEASE).await;
-        let [(key, _)] = &self.store.records()[..] else {
-            panic!("one record")
-        };
-        let token = Token::from_bits(7);
-        let claim = Operation::Claim {
-            token,
-            lease: LEASE,
-            fingerprint: None,
-            fenced: false,
-            longest_lease: LEASE,
-        };
-        let (result, retention) = (Bytes::new(), Duration::from_secs(3_600));
-        let complete = Operation::Complete {
-            token,
-            fingerprint: None,
-            result,
-            retention,
-        };
-        for operation in [claim, complete] {
-            let reply = self
-                .store
-                .execute_one(Command {
-                    key: key.clone(),
-                    operation,
-                })
-                .await
-                .unwrap();
-            let taken_over = match &reply {
-                Reply::Verdict { verdict, .. } => matches!(verdict, Verdict::Granted(_)),
-                reply => matches!(reply, Reply::Applied { .. }),
-            };
-            assert!(taken_over, "{reply:?}");
-        }
-    }
-
-    /// Runs the consumer until this many messages are acknowledged, and stops it.
-    async fn run(&self, consumer: Consumer, acks: usize) -> Result<(), ConsumerError> {
-        let list = Arc::clone(&self.list);
-        consumer
-            .run_until(async move { list.until_acked(acks).await })
-            .await
-    }
-}
-
-fn numbered(count: usize) -> Vec<(&'static str, String)> {
-    (0..count)
-        .map(|id| ("", format!(r#"{{"id":{id}}}"#)))
-        .collect()
-}
-
-/// Counts how many run at a time.
-#[derive(Debug, Default)]
-struct Gauge {
-    now: AtomicUsize,
-    most: AtomicUsize,
-}
-
-impl Gauge {
-    async fn through<T>(&self, work: impl Future<Output = T>) -> T {
-        let now = self.now.fetch_add(1, SeqCst) + 1;
-        self.most.fetch_max(now, SeqCst);
-        let output = work.await;
-        self.now.fetch_sub(1, SeqCst);
-        output
-    }
-}
 
 // invariant: shared-record
 #[tokio::test(start_paused = true)]
@@ -167,15 +59,15 @@ async fn the_same_id_by_another_route_is_another_message() {
 #[tokio::test(start_paused = true)]
 async fn a_claim_is_made_only_with_a_permit_in_hand() {
     let bench = Bench::of(numbered(50));
-    let (gauge, store) = (Arc::new(Gauge::default()), Arc::clone(&bench.store));
+    let gauge = Arc::new(Gauge::default());
+    let store = Arc::clone(&bench.store);
     let most_pending = Arc::new(AtomicUsize::new(0));
-    let (counted, pending) = (Arc::clone(&gauge), Arc::clone(&most_pending));
+    let counted = Arc::clone(&gauge);
+    let pending = Arc::clone(&most_pending);
     let handler = move |_: Message, _: Attempt| {
-        let (gauge, store, pending) = (
-            Arc::clone(&counted),
-            Arc::clone(&store),
-            Arc::clone(&pending),
-        );
+        let gauge = Arc::clone(&counted);
+        let store = Arc::clone(&store);
+        let pending = Arc::clone(&pending);
         async move {
             let is_pending = |state: &State| matches!(state, State::Pending { .. });
             let claimed = store
@@ -319,7 +211,8 @@ async fn a_duplicate_that_cannot_be_answered_is_acknowledged_all_the_same() {
 #[tokio::test(start_paused = true)]
 async fn a_message_that_ended_its_process_twice_runs_alone_and_claims_nothing_before() {
     let bench = Bench::of(numbered(6));
-    let (store, most_pending) = (Arc::clone(&bench.store), Arc::new(AtomicUsize::new(0)));
+    let store = Arc::clone(&bench.store);
+    let most_pending = Arc::new(AtomicUsize::new(0));
     let gauge = Arc::new(Gauge::default());
     // Two owners claim message 3, one after the other, and crash.
     let gate = bench.gate("runtime");
@@ -329,11 +222,15 @@ async fn a_message_that_ended_its_process_twice_runs_alone_and_claims_nothing_be
         drop(gate.enter(&suspect).await.unwrap());
         sleep(LEASE * 2).await;
     }
-    let (alone, others) = (Arc::new(AtomicUsize::new(usize::MAX)), Arc::clone(&gauge));
-    let (seen, pending) = (Arc::clone(&alone), Arc::clone(&most_pending));
+    let alone = Arc::new(AtomicUsize::new(usize::MAX));
+    let others = Arc::clone(&gauge);
+    let seen = Arc::clone(&alone);
+    let pending = Arc::clone(&most_pending);
     let handler = move |_: Message, attempt: Attempt| {
-        let (gauge, seen) = (Arc::clone(&others), Arc::clone(&seen));
-        let (store, pending) = (Arc::clone(&store), Arc::clone(&pending));
+        let gauge = Arc::clone(&others);
+        let seen = Arc::clone(&seen);
+        let store = Arc::clone(&store);
+        let pending = Arc::clone(&pending);
         async move {
             gauge
                 .through(async {
@@ -399,33 +296,6 @@ async fn a_run_that_takes_too_long_is_cancelled_and_told_so() {
         bench.counters.get("extra_runs", "crash_takeover"),
         0,
         "no process has died"
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_stop_lets_running_handlers_end_and_starts_no_other() {
-    let bench = Bench::of(numbered(10));
-    let (began, begun) = oneshot::channel();
-    let began = Mutex::new(Some(began));
-    let handler = move |_: Message, _: Attempt| {
-        if let Some(began) = began.lock().unwrap().take() {
-            began.send(()).unwrap();
-        }
-        async {
-            sleep(Duration::from_secs(5)).await;
-            Ok(())
-        }
-    };
-    let consumer = bench.consumer(handler).concurrency(2);
-    consumer
-        .run_until(async { begun.await.unwrap() })
-        .await
-        .unwrap();
-    assert_eq!(bench.list.acked(), [0, 1], "what had started has ended");
-    assert_eq!(
-        bench.counters.get("claims", "granted"),
-        2,
-        "nothing else was claimed"
     );
 }
 
@@ -548,52 +418,6 @@ async fn a_gate_that_was_opened_before_tells_the_consumers_observer() {
         .await
         .unwrap();
     assert_eq!(bench.counters.get("claims", "granted"), 3);
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_outage_is_not_over_because_a_bad_key_was_buried() {
-    const CONCURRENCY: u32 = 32;
-    // A unit has a quarter of the permits, and its keys are claimed together: one message more is
-    // claimed after them.
-    const GOOD: usize = CONCURRENCY as usize / 4 + 1;
-    let bad = (0..20).map(|_| ("", "{not json".to_owned()));
-    let bench = Bench::of(numbered(GOOD).into_iter().chain(bad));
-    let store = Arc::new(FaultStore::new(
-        Arc::clone(&bench.store) as _,
-        Faults::default(),
-        1,
-    ));
-    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store))
-        .lease(LEASE * 60)
-        .simulated(7);
-    let down = Arc::clone(&store);
-    // The first handler sees the store go, while all the others have started.
-    let handler = move |message: Message, _: Attempt| {
-        if message.payload() == br#"{"id":0}"# {
-            down.begin_outage();
-        }
-        std::future::ready(Ok(()))
-    };
-    let consumer = bench
-        .consumer_behind(gate, handler)
-        .concurrency(CONCURRENCY);
-    let (list, counters) = (Arc::clone(&bench.list), Arc::clone(&bench.counters));
-    let outage = async move {
-        list.until_acked(20).await;
-        assert_eq!(
-            counters.get("store_paused", "resumed"),
-            0,
-            "the store has not answered once"
-        );
-        store.end_outage();
-        list.until_acked(20 + GOOD).await;
-    };
-    consumer.run_until(outage).await.unwrap();
-    let paused = (
-        bench.counters.get("store_paused", "paused"),
-        bench.counters.get("store_paused", "resumed"),
-    );
-    assert_eq!(paused, (1, 1), "one outage");
 }
 
 #[tokio::test(start_paused = true)]

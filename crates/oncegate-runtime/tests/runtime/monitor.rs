@@ -24,7 +24,8 @@ async fn until(
 ) -> (Status, Health) {
     let asked = async {
         loop {
-            let (status, health) = (monitor.status(), monitor.health());
+            let status = monitor.status();
+            let health = monitor.health();
             if is_so(&status, &health) {
                 return (status, health);
             }
@@ -63,7 +64,8 @@ async fn run_while(consumer: Consumer, asked: impl Future<Output = ()> + Send) {
 
 #[tokio::test(start_paused = true)]
 async fn it_says_where_it_is_in_its_life_and_what_it_has_in_hand() {
-    let (bench, go_on) = (Bench::of(numbered(3)), Arc::new(Notify::new()));
+    let bench = Bench::of(numbered(3));
+    let go_on = Arc::new(Notify::new());
     let consumer = bench.consumer(waiting_for(&go_on)).concurrency(2);
     let monitor = consumer.monitor();
     assert_eq!(
@@ -124,7 +126,7 @@ async fn it_says_where_it_is_in_its_life_and_what_it_has_in_hand() {
 #[tokio::test(start_paused = true)]
 async fn a_consumer_that_ends_by_itself_says_why() {
     let bench = Bench::of([("", "{not json".to_owned())]);
-    let source = super::Listed(Arc::clone(&bench.list));
+    let source = super::list::Listed(Arc::clone(&bench.list));
     let consumer = Consumer::new(
         source,
         bench.gate("runtime"),
@@ -237,10 +239,8 @@ async fn a_lease_that_runs_out_while_its_completion_is_unknown_was_not_lost_by_a
         };
         run_while(consumer, asked).await;
         let count = |name, label| bench.counters.get(name, label);
-        let (unknown, lost) = (
-            count("extra_runs", "complete_unknown"),
-            count("extra_runs", "lease_lost"),
-        );
+        let unknown = count("extra_runs", "complete_unknown");
+        let lost = count("extra_runs", "lease_lost");
         assert_eq!(
             (unknown, lost),
             (u64::from(ends_before), u64::from(!ends_before))
@@ -319,7 +319,8 @@ async fn a_handler_that_is_paused_makes_it_unready_and_is_no_stall() {
         })
         .await;
         sleep(Duration::from_secs(300)).await;
-        let (status, health) = (monitor.status(), monitor.health());
+        let status = monitor.status();
+        let health = monitor.health();
         assert!(health.is_live() && !health.is_ready(), "{health}");
         assert!(
             status.paused.contains(&PauseCause::Breaker) && status.messages.ready <= 1,
@@ -336,9 +337,8 @@ async fn a_handler_that_is_paused_makes_it_unready_and_is_no_stall() {
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_runs_for_too_long_is_named() {
     let bench = Bench::of(numbered(1));
-    let (max_run, handler) = (LEASE * 20, |_: Message, _: Attempt| {
-        std::future::pending::<Result<(), oncegate::Failure>>()
-    });
+    let max_run = LEASE * 20;
+    let handler = |_: Message, _: Attempt| std::future::pending::<Result<(), oncegate::Failure>>();
     let gate = bench.gate("runtime").max_run(max_run);
     let consumer = bench
         .consumer_behind(gate, handler)
@@ -371,10 +371,8 @@ async fn a_message_that_another_worker_has_for_ever_is_named_and_is_no_stall() {
         Origin::Other("elsewhere".into()),
         Some(r#"{"id":0}"#.into()),
     );
-    let (consumer, other) = (
-        bench.consumer_behind(gate(), async |_: Message, _: Attempt| Ok(())),
-        bench.gate("runtime").simulated(8),
-    );
+    let consumer = bench.consumer_behind(gate(), async |_: Message, _: Attempt| Ok(()));
+    let other = bench.gate("runtime").simulated(8);
     let lease = other.enter(&elsewhere).await.unwrap();
     let monitor = consumer.monitor();
     let asked = async {
@@ -409,8 +407,8 @@ async fn a_source_that_has_messages_and_delivers_none_is_a_stall_with_its_name()
     let asked = async {
         bench.list.until_acked(1).await;
         let mut partition = PartitionStatus::new("orders", 5);
-        (partition.undelivered, partition.delivered_ago) =
-            (Some(12), Some(Duration::from_secs(45)));
+        partition.undelivered = Some(12);
+        partition.delivered_ago = Some(Duration::from_secs(45));
         bench.list.status.lock().unwrap().partitions = vec![partition];
         let health = monitor.health();
         assert!(
@@ -428,11 +426,13 @@ async fn a_source_that_has_messages_and_delivers_none_is_a_stall_with_its_name()
 
 #[tokio::test(start_paused = true)]
 async fn a_long_stop_is_live() {
-    let (bench, go_on) = (Bench::of(numbered(1)), Arc::new(Notify::new()));
+    let bench = Bench::of(numbered(1));
+    let go_on = Arc::new(Notify::new());
     let consumer = bench
         .consumer(waiting_for(&go_on))
         .stop_deadline(Duration::from_secs(60));
-    let (monitor, stop) = (consumer.monitor(), Arc::new(Notify::new()));
+    let monitor = consumer.monitor();
+    let stop = Arc::new(Notify::new());
     let stopped = Arc::clone(&stop);
     let running = tokio::spawn(consumer.run_until(async move { stopped.notified().await }));
     until(&monitor, "it runs", |status, _| {

@@ -1,14 +1,16 @@
 //! A key that is being moved between the servers of its store.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use oncegate::core::key::StoreKey;
-use oncegate::core::store::StoreError;
+use oncegate::core::rules::Reply;
+use oncegate::core::store::{Command, Store, StoreError};
 use oncegate::core::testing::wrapper::StoreWrapper;
+use oncegate::{Attempt, Gate, Key, MemoryStore, Message};
 
-use super::*;
+use super::{Bench, LEASE, numbered};
 
 /// A store whose first key is being moved.
 #[derive(Debug)]

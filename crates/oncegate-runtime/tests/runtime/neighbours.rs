@@ -1,13 +1,17 @@
 //! What a handler that blocks, computes, panics or never ends costs the other members of its unit:
 //! nothing.
 
-use std::sync::atomic::AtomicBool;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use async_trait::async_trait;
+use oncegate::core::rules::{Operation, Reply};
+use oncegate::core::store::{Command, Store};
 use oncegate::core::testing::wrapper::StoreWrapper;
+use oncegate::{Attempt, Gate, Key, MemoryStore, Message};
 
-use super::*;
+use super::{Bench, numbered};
 
 /// The members of the unit.
 const MEMBERS: usize = 16;
@@ -63,7 +67,8 @@ async fn others_end_beside(manner: Manner) {
     let others_wait = Arc::new(AtomicBool::new(false));
     let noted = Arc::clone(&others_wait);
     let handler = move |message: Message, attempt: Attempt| {
-        let (ended, waits) = (Arc::clone(&ended), Arc::clone(&noted));
+        let ended = Arc::clone(&ended);
+        let waits = Arc::clone(&noted);
         let is_first = message.payload() == br#"{"id":0}"#;
         async move {
             if !is_first {

@@ -48,17 +48,13 @@ impl Outage {
     /// one message is acknowledged.
     async fn run(&self, meanwhile: impl Future<Output = ()> + Send) {
         let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&self.faulty));
-        let (runs, began, ended) = (
-            Arc::clone(&self.runs),
-            Arc::clone(&self.began),
-            Arc::clone(&self.ended),
-        );
+        let runs = Arc::clone(&self.runs);
+        let began = Arc::clone(&self.began);
+        let ended = Arc::clone(&self.ended);
         let handler = move |_: Message, attempt: Attempt| {
-            let (first, began, ended) = (
-                runs.fetch_add(1, SeqCst) == 0,
-                Arc::clone(&began),
-                Arc::clone(&ended),
-            );
+            let first = runs.fetch_add(1, SeqCst) == 0;
+            let began = Arc::clone(&began);
+            let ended = Arc::clone(&ended);
             async move {
                 began.notify_one();
                 if first {
@@ -279,4 +275,51 @@ async fn bad_keys_between_messages_that_wait_are_no_row() {
         .expect("everything ends")
         .expect("the limit is not reached");
     assert_eq!(bench.letters.causes(), ["bad_key"; 30]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_not_over_because_a_bad_key_was_buried() {
+    const CONCURRENCY: u32 = 32;
+    // A unit has a quarter of the permits, and its keys are claimed together: one message more is
+    // claimed after them.
+    const GOOD: usize = CONCURRENCY as usize / 4 + 1;
+    let bad = (0..20).map(|_| ("", "{not json".to_owned()));
+    let bench = Bench::of(numbered(GOOD).into_iter().chain(bad));
+    let store = Arc::new(FaultStore::new(
+        Arc::clone(&bench.store) as _,
+        Faults::default(),
+        1,
+    ));
+    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store))
+        .lease(LEASE * 60)
+        .simulated(7);
+    let down = Arc::clone(&store);
+    // The first handler sees the store go, while all the others have started.
+    let handler = move |message: Message, _: Attempt| {
+        if message.payload() == br#"{"id":0}"# {
+            down.begin_outage();
+        }
+        std::future::ready(Ok(()))
+    };
+    let consumer = bench
+        .consumer_behind(gate, handler)
+        .concurrency(CONCURRENCY);
+    let list = Arc::clone(&bench.list);
+    let counters = Arc::clone(&bench.counters);
+    let outage = async move {
+        list.until_acked(20).await;
+        assert_eq!(
+            counters.get("store_paused", "resumed"),
+            0,
+            "the store has not answered once"
+        );
+        store.end_outage();
+        list.until_acked(20 + GOOD).await;
+    };
+    consumer.run_until(outage).await.unwrap();
+    let paused = (
+        bench.counters.get("store_paused", "paused"),
+        bench.counters.get("store_paused", "resumed"),
+    );
+    assert_eq!(paused, (1, 1), "one outage");
 }

@@ -42,7 +42,8 @@ impl RetryQueue for Beside {
         if self.is_away.load(SeqCst) {
             return Err("no broker answers".into());
         }
-        let (list, message) = (Arc::clone(&self.list), message.clone());
+        let list = Arc::clone(&self.list);
+        let message = message.clone();
         let later = async move {
             sleep(wait).await;
             list.push_again(&message);
@@ -131,7 +132,8 @@ async fn that_they_are_overtaken_must_be_accepted() {
 
 #[tokio::test(start_paused = true)]
 async fn they_are_acknowledged_here_and_run_again_when_due() {
-    let (bench, (handler, runs)) = (Bench::of(numbered(3)), fails_once());
+    let bench = Bench::of(numbered(3));
+    let (handler, runs) = fails_once();
     let (consumer, _) = bench.retrying(handler);
     let list = Arc::clone(&bench.list);
     let seen = Arc::clone(&runs);
@@ -164,7 +166,8 @@ async fn they_are_acknowledged_here_and_run_again_when_due() {
 
 #[tokio::test(start_paused = true)]
 async fn they_wait_in_their_place_while_there_is_no_other() {
-    let (bench, (handler, runs)) = (Bench::of(numbered(1)), fails_once());
+    let bench = Bench::of(numbered(1));
+    let (handler, runs) = fails_once();
     let (consumer, queue) = bench.retrying(handler);
     queue.is_away.store(true, SeqCst);
     bench
@@ -182,9 +185,11 @@ async fn they_wait_in_their_place_while_there_is_no_other() {
 
 #[tokio::test(start_paused = true)]
 async fn their_duplicates_do_not_hold_up_anything_either() {
-    let (bench, (handler, runs)) = (Bench::of(numbered(1)), fails_once());
+    let bench = Bench::of(numbered(1));
+    let (handler, runs) = fails_once();
     let (consumer, _) = bench.retrying(handler);
-    let (list, seen) = (Arc::clone(&bench.list), Arc::clone(&runs));
+    let list = Arc::clone(&bench.list);
+    let seen = Arc::clone(&runs);
     let watch = async move {
         list.until_acked(1).await;
         list.push("orders", "", r#"{"id":0}"#.to_owned());

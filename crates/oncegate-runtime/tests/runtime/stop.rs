@@ -36,7 +36,8 @@ async fn a_second_signal_ends_the_stop_at_once() {
         tell();
         std::future::pending::<Result<(), Failure>>()
     };
-    let (hour, again) = (Duration::from_secs(3_600), Duration::from_secs(10));
+    let hour = Duration::from_secs(3_600);
+    let again = Duration::from_secs(10);
     let consumer = bench
         .consumer(handler)
         .stop_deadline(hour)
@@ -149,7 +150,8 @@ async fn a_handler_that_blocks_its_thread_for_ever_is_named_and_nobody_waits_for
     let (release, released) = mpsc::channel::<()>();
     let released = Arc::new(Mutex::new(released));
     let handler = move |message: Message, _: Attempt| {
-        let (released, blocks) = (Arc::clone(&released), message.payload() == br#"{"id":0}"#);
+        let released = Arc::clone(&released);
+        let blocks = message.payload() == br#"{"id":0}"#;
         if blocks {
             tell();
         }
@@ -223,10 +225,10 @@ impl StoreWrapper for Losing {
     }
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
-        match self.is_away.load(SeqCst) {
-            true => Err(StoreError::unavailable("simulated")),
-            false => self.inner.descriptor(scope).await,
+        if self.is_away.load(SeqCst) {
+            return Err(StoreError::unavailable("simulated"));
         }
+        self.inner.descriptor(scope).await
     }
 }
 
@@ -235,7 +237,8 @@ impl StoreWrapper for Losing {
 #[tokio::test(start_paused = true)]
 async fn a_loss_that_was_noticed_is_in_the_store_before_a_stop_ends() {
     let bench = Bench::of(numbered(1));
-    let (inner, no) = (Arc::clone(&bench.store), || AtomicBool::new(false));
+    let inner = Arc::clone(&bench.store);
+    let no = || AtomicBool::new(false);
     let store = Arc::new(Losing {
         inner,
         has_lost: no(),
@@ -245,7 +248,8 @@ async fn a_loss_that_was_noticed_is_in_the_store_before_a_stop_ends() {
         .lease(LEASE)
         .simulated(7);
     let consumer = bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(()));
-    let (list, counters) = (Arc::clone(&bench.list), Arc::clone(&bench.counters));
+    let list = Arc::clone(&bench.list);
+    let counters = Arc::clone(&bench.counters);
     let losing = Arc::clone(&store);
     let noticed = async move {
         list.until_acked(1).await;
@@ -268,5 +272,32 @@ async fn a_loss_that_was_noticed_is_in_the_store_before_a_stop_ends() {
     assert!(
         held.as_ref().is_some_and(|held| held.contains("halt")),
         "{held:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_lets_running_handlers_end_and_starts_no_other() {
+    let bench = Bench::of(numbered(10));
+    let (began, begun) = oneshot::channel();
+    let began = Mutex::new(Some(began));
+    let handler = move |_: Message, _: Attempt| {
+        if let Some(began) = began.lock().unwrap().take() {
+            began.send(()).unwrap();
+        }
+        async {
+            sleep(Duration::from_secs(5)).await;
+            Ok(())
+        }
+    };
+    let consumer = bench.consumer(handler).concurrency(2);
+    consumer
+        .run_until(async { begun.await.unwrap() })
+        .await
+        .unwrap();
+    assert_eq!(bench.list.acked(), [0, 1], "what had started has ended");
+    assert_eq!(
+        bench.counters.get("claims", "granted"),
+        2,
+        "nothing else was claimed"
     );
 }

@@ -6,10 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use oncegate::admin::Reopened;
 use oncegate::consumer::Breaker;
-use oncegate::core::record::State;
-use oncegate::core::store::Store as _;
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::dead_letters::{DeadLetter, DeadLetters};
 use oncegate::health::{Health, Stage, WaitCause};
@@ -21,6 +18,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
 use super::list::{Letters, Listed};
+use super::lost_claims::behind;
 use super::{Bench, LEASE, numbered};
 
 fn id_of(message: &Message) -> u64 {
@@ -78,7 +76,8 @@ async fn a_retry_without_a_delay_leaves_the_permits_to_others_meanwhile() {
     let bench = Bench::of(numbered(LAST as usize + 1));
     let attempts: Arc<Mutex<Option<u32>>> = Arc::default();
     let most = Arc::new(AtomicU32::new(0));
-    let (noted, seen) = (Arc::clone(&attempts), Arc::clone(&most));
+    let noted = Arc::clone(&attempts);
+    let seen = Arc::clone(&most);
     let handler = move |message: Message, attempt: Attempt| {
         seen.fetch_max(attempt.number(), SeqCst);
         if id_of(&message) == LAST {
@@ -117,7 +116,8 @@ async fn what_a_handler_wants_later_has_not_failed_however_often() {
     const DELAY: Duration = Duration::from_secs(5);
     let bench = Bench::of(numbered(40));
     let polls: Arc<Mutex<BTreeMap<u64, u32>>> = Arc::default();
-    let (seen, attempts) = (Arc::clone(&polls), Arc::new(AtomicU32::new(0)));
+    let seen = Arc::clone(&polls);
+    let attempts = Arc::new(AtomicU32::new(0));
     let most = Arc::clone(&attempts);
     let handler = move |message: Message, attempt: Attempt| {
         most.fetch_max(attempt.number(), SeqCst);
@@ -315,10 +315,12 @@ async fn a_message_that_waits_to_run_alone_does_not_start_after_the_stop() {
     let bench = Bench::of(numbered(2));
     end_two_processes(&bench, 1).await;
     let suspect_ran = Arc::new(AtomicBool::new(false));
-    let (ran, began) = (Arc::clone(&suspect_ran), Arc::new(Notify::new()));
+    let ran = Arc::clone(&suspect_ran);
+    let began = Arc::new(Notify::new());
     let teller = Arc::clone(&began);
     let handler = move |message: Message, _: Attempt| {
-        let (ran, teller) = (Arc::clone(&ran), Arc::clone(&teller));
+        let ran = Arc::clone(&ran);
+        let teller = Arc::clone(&teller);
         async move {
             if id_of(&message) == 1 {
                 ran.store(true, SeqCst);
@@ -354,10 +356,13 @@ async fn a_message_that_waits_to_run_alone_does_not_start_after_the_stop() {
 async fn a_message_that_waits_to_run_alone_does_not_hold_up_the_others_for_a_long_run() {
     let bench = Bench::of(numbered(30));
     end_two_processes(&bench, 1).await;
-    let (released, others) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
-    let (long, beside) = (Arc::clone(&released), Arc::clone(&others));
+    let released = Arc::new(Notify::new());
+    let others = Arc::new(AtomicUsize::new(0));
+    let long = Arc::clone(&released);
+    let beside = Arc::clone(&others);
     let handler = move |message: Message, _: Attempt| {
-        let (long, beside) = (Arc::clone(&long), Arc::clone(&beside));
+        let long = Arc::clone(&long);
+        let beside = Arc::clone(&beside);
         async move {
             let now = beside.fetch_add(1, SeqCst);
             match id_of(&message) {
@@ -378,137 +383,6 @@ async fn a_message_that_waits_to_run_alone_does_not_hold_up_the_others_for_a_lon
     };
     consumer.run_until(stop).await.unwrap();
     assert_eq!(bench.counters.get("handler_runs", "panicked"), 0);
-}
-
-/// A gate on a store with faults, with a lease that outlasts the test.
-fn behind(store: &Arc<FaultStore>) -> Gate {
-    Gate::new("runtime", Key::json(["id"]), Arc::clone(store))
-        .lease(LEASE * 600)
-        .simulated(7)
-}
-
-fn pending(store: &MemoryStore) -> usize {
-    let is_pending = |state: &State| matches!(state, State::Pending { .. });
-    store
-        .records()
-        .iter()
-        .filter(|(_, record)| is_pending(&record.state))
-        .count()
-}
-
-/// Stops a consumer while its claim's answer is lost; the store is away for `outage` after that.
-async fn stop_while_the_answer_of_a_claim_is_lost(bench: &Bench, outage: Duration) {
-    let faults = Faults {
-        reply_lost: 1.0,
-        ..Faults::default()
-    };
-    let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, faults, 1));
-    let consumer = bench.consumer_behind(behind(&store), async |_: Message, _: Attempt| Ok(()));
-    let stop = async {
-        while store.injected().reply_lost == 0 {
-            sleep(Duration::from_millis(1)).await;
-        }
-        store.stop_faults();
-        store.begin_outage();
-        let ends = Arc::clone(&store);
-        tokio::spawn(async move {
-            sleep(outage).await;
-            ends.end_outage();
-        });
-    };
-    consumer.run_until(stop).await.unwrap();
-}
-
-// invariant: claim-left-behind
-#[tokio::test(start_paused = true)]
-async fn a_claim_whose_answer_was_lost_is_released_when_the_consumer_stops() {
-    for outage in [Duration::ZERO, Duration::from_secs(5)] {
-        let bench = Bench::of(numbered(1));
-        stop_while_the_answer_of_a_claim_is_lost(&bench, outage).await;
-        assert_eq!(
-            pending(&bench.store),
-            0,
-            "the next process would wait for the lease, and count an attempt"
-        );
-        // The store counts whole milliseconds.
-        sleep(Duration::from_millis(2)).await;
-        let message = Message::new(
-            "orders",
-            Origin::Other("again".into()),
-            Some(r#"{"id":0}"#.into()),
-        );
-        let store = Arc::new(FaultStore::new(
-            Arc::clone(&bench.store) as _,
-            Faults::default(),
-            1,
-        ));
-        let Entry::Granted(lease) = behind(&store).enter(&message).await.unwrap() else {
-            panic!("released")
-        };
-        assert_eq!(
-            (lease.attempt().number(), lease.attempt().recovered()),
-            (1, false)
-        );
-    }
-}
-
-// invariant: extra-run-uncounted
-#[tokio::test(start_paused = true)]
-async fn a_takeover_whose_answer_was_lost_is_counted_when_the_next_attempt_takes_over() {
-    let bench = Bench::of(numbered(1));
-    let message = Message::new(
-        "orders",
-        Origin::Other("before".into()),
-        Some(r#"{"id":0}"#.into()),
-    );
-    drop(
-        bench
-            .gate("runtime")
-            .simulated(99)
-            .enter(&message)
-            .await
-            .unwrap(),
-    );
-    sleep(LEASE * 2).await;
-    stop_while_the_answer_of_a_claim_is_lost(&bench, Duration::ZERO).await;
-    assert_eq!(bench.counters.total("extra_runs"), 0, "nothing has run");
-
-    let store = Arc::new(FaultStore::new(
-        Arc::clone(&bench.store) as _,
-        Faults::default(),
-        1,
-    ));
-    let seen: Arc<Mutex<Vec<(u32, bool)>>> = Arc::default();
-    let noted = Arc::clone(&seen);
-    let handler = move |_: Message, attempt: Attempt| {
-        noted
-            .lock()
-            .unwrap()
-            .push((attempt.number(), attempt.recovered()));
-        async { Ok(()) }
-    };
-    bench.list.push("orders", "", r#"{"id":0}"#.to_owned());
-    let list = Arc::clone(&bench.list);
-    let consumer = bench.consumer_behind(behind(&store), handler);
-    consumer
-        .run_until(async move { list.until_acked(1).await })
-        .await
-        .unwrap();
-    assert_eq!(*seen.lock().unwrap(), [(2, true)]);
-    assert_eq!(bench.counters.get("extra_runs", "crash_takeover"), 1);
-}
-
-// invariant: claim-left-behind
-#[tokio::test(start_paused = true)]
-async fn a_stop_does_not_wait_beyond_its_deadline_for_a_store_that_stays_away() {
-    let bench = Bench::of(numbered(1));
-    let (began, hour) = (Instant::now(), Duration::from_secs(3_600));
-    stop_while_the_answer_of_a_claim_is_lost(&bench, hour).await;
-    assert!(
-        began.elapsed() < Consumer::DEFAULT_STOP_DEADLINE * 2,
-        "{:?}",
-        began.elapsed()
-    );
 }
 
 /// Dead letters whose first write takes the store away for five seconds.
@@ -595,56 +469,4 @@ async fn times_that_no_clock_can_reach_are_refused_by_name() {
         let error = consumer.run_until(async {}).await.unwrap_err();
         assert!(error.to_string().contains(&format!("`{name}`")), "{error}");
     }
-}
-
-/// A message whose partition goes to another consumer and comes back.
-#[tokio::test(start_paused = true)]
-async fn a_message_that_comes_back_waits_for_no_old_delivery() {
-    let bench = Bench::of(numbered(1));
-    let begun = Arc::new(Mutex::new(Vec::new()));
-    let runs = Arc::clone(&begun);
-    let handler = move |message: Message, _: Attempt| {
-        runs.lock().unwrap().push(message);
-        async { Err::<(), _>(Failure::later(Duration::from_secs(1_800), "closed")) }
-    };
-    let list = Arc::clone(&bench.list);
-    let consumer = bench.consumer(handler);
-    let watched = async {
-        while begun.lock().unwrap().is_empty() {
-            sleep(Duration::from_millis(10)).await;
-        }
-        let first = begun.lock().unwrap()[0].clone();
-        list.take_away(&first);
-        // The other consumer handles it.
-        let [(key, _)] = &bench.store.records()[..] else {
-            panic!("one record")
-        };
-        let expected = bench
-            .store
-            .read(vec![key.clone()])
-            .await
-            .remove(0)
-            .unwrap()
-            .unwrap()
-            .record;
-        let opened = oncegate::admin::reopen(&*bench.store, key, &expected)
-            .await
-            .unwrap();
-        assert_eq!(opened, Reopened::Opened);
-        bench.complete_elsewhere().await;
-        let before = Instant::now();
-        list.push_again(&first);
-        list.until_acked(1).await;
-        assert!(
-            before.elapsed() < Duration::from_secs(60),
-            "it waited for {:?}",
-            before.elapsed()
-        );
-    };
-    consumer.run_until(watched).await.unwrap();
-    assert_eq!(
-        begun.lock().unwrap().len(),
-        1,
-        "the answer is the other consumer's"
-    );
 }

@@ -318,10 +318,12 @@ impl RetryQueue for Member {
     async fn send(&self, message: &Message, wait: Duration) -> Result<(), BoxError> {
         sleep_until(Instant::now() + Duration::from_millis(5)).await;
         let mut state = self.broker.state.lock().unwrap();
-        let (fails, is_there) = (state.rng.u32(..4) == 0, state.rng.bool());
+        let fails = state.rng.u32(..4) == 0;
+        let is_there = state.rng.bool();
         if !fails || is_there {
             let n: usize = message.origin().to_string().parse().unwrap();
-            let (copy, payload) = (state.payloads.len(), state.payloads[n].clone());
+            let copy = state.payloads.len();
+            let payload = state.payloads[n].clone();
             state.payloads.push(payload);
             state.visible_from.insert(copy, Instant::now() + wait);
             state.copied.insert(n);

@@ -192,7 +192,8 @@ impl TillTransactions {
             till.note("given_not_begun");
             return Err(StoreError::unavailable("simulated: no connection"));
         }
-        let (mut given, mut holds) = (Given::on(till, Vec::new()), Vec::new());
+        let mut given = Given::on(till, Vec::new());
+        let mut holds = Vec::new();
         for key in keys {
             let is_new = till
                 .memory

@@ -13,6 +13,7 @@
 
 mod broker;
 mod given;
+mod ledger;
 mod pay;
 mod steps;
 mod till;
@@ -94,7 +95,8 @@ fn whatever_happens_nothing_is_lost_and_extra_effects_are_explained() {
     );
     let reports: Vec<Report> = halves.into_iter().flatten().flatten().collect();
 
-    let (mut counts, mut faults) = (BTreeMap::new(), BTreeMap::new());
+    let mut counts = BTreeMap::new();
+    let mut faults = BTreeMap::new();
     for report in &reports {
         report
             .counts

@@ -14,8 +14,8 @@ use oncegate::{
 use tokio::time::sleep;
 
 use crate::given::Given;
+use crate::ledger::Ledger;
 use crate::till::Till;
-use crate::world::Ledger;
 
 /// How the handler treats a key.
 #[derive(Clone, Copy, Debug)]

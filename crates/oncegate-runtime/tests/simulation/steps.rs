@@ -39,6 +39,29 @@ impl Step {
     ];
 }
 
+/// What happens to a worker while one of its units is at a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Amid {
+    Crash,
+    Revoke,
+}
+
+impl Amid {
+    /// The name under which it is counted.
+    pub(crate) fn name(self, step: Step) -> &'static str {
+        match (self, step) {
+            (Self::Crash, Step::ClaimsSent) => "crash_amid_claims_sent",
+            (Self::Crash, Step::ClaimsExecuted) => "crash_amid_claims_executed",
+            (Self::Crash, Step::CompletionsSent) => "crash_amid_completions_sent",
+            (Self::Crash, Step::CompletionsExecuted) => "crash_amid_completions_executed",
+            (Self::Revoke, Step::ClaimsSent) => "revoke_amid_claims_sent",
+            (Self::Revoke, Step::ClaimsExecuted) => "revoke_amid_claims_executed",
+            (Self::Revoke, Step::CompletionsSent) => "revoke_amid_completions_sent",
+            (Self::Revoke, Step::CompletionsExecuted) => "revoke_amid_completions_executed",
+        }
+    }
+}
+
 /// The store of one worker, which tells when one of its units is at a step.
 #[derive(Debug)]
 pub(crate) struct Steps {

@@ -1,32 +1,30 @@
 //! One run: messages, workers that come and go, a store that fails, and the judgement at the end.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use fastrand::Rng;
 use oncegate::consumer::DeadLetterLimit;
-use oncegate::core::key::Scope;
-use oncegate::core::record::{Record, State};
 use oncegate::core::store::Store;
 use oncegate::core::testing::fault::{FaultStore, Faults};
-use oncegate::dead_letters::{DeadLetter, DeadLetters};
 use oncegate::{
-    Backoff, BatchLimits, Batched, BoxError, Consumer, ConsumerError, Counters, Gate, GateError,
-    Key, MemoryStore, Message, OnStoreLoss, Ordering, Origin, Transactional,
+    Backoff, BatchLimits, Batched, Consumer, ConsumerError, Counters, Gate, GateError, Key,
+    MemoryStore, OnStoreLoss, Ordering, Transactional,
 };
-use oncegate_testing::judge_effects;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::broker::{Broker, Judge, Kind};
+use crate::broker::{Broker, Kind};
 use crate::given::TillTransactions;
-use crate::pay::{Behaviour, Pay, PayGiven, PayTogether, Payment, behaviour};
-use crate::steps::{Step, Steps};
+use crate::ledger::{Ledger, Letters};
+use crate::pay::{Behaviour, Pay, PayGiven, PayTogether, behaviour};
+use crate::steps::{Amid, Step, Steps};
 use crate::till::{LONGEST_MS, Till};
+
+mod judgement;
 
 const LEASE: Duration = Duration::from_secs(1);
 const MAX_RUN: Duration = Duration::from_secs(10);
@@ -35,48 +33,6 @@ const MAX_ATTEMPTS: u32 = 12;
 const OPEN_MOST: Duration = Duration::from_secs(8);
 /// After the faults have stopped, everything must be finished within this time.
 const QUIET_WITHIN: Duration = Duration::from_secs(3 * 3600);
-
-/// What happened, from witnesses that are not oncegate's own code.
-#[derive(Debug, Default)]
-pub(crate) struct Ledger {
-    pub(crate) effects: Mutex<BTreeMap<u64, u32>>,
-    pub(crate) results: Mutex<BTreeMap<u64, Vec<String>>>,
-    letters: Mutex<BTreeMap<String, String>>,
-    wanted_later: Mutex<BTreeMap<u64, u32>>,
-}
-
-impl Ledger {
-    /// Counts that a payment is asked for that is not due; how often it was.
-    pub(crate) fn note_later(&self, id: u64) -> u32 {
-        let mut wanted_later = self.wanted_later.lock().unwrap();
-        let times = wanted_later.entry(id).or_default();
-        *times += 1;
-        *times
-    }
-}
-
-/// Dead letters in memory, which fail now and then.
-#[derive(Debug)]
-struct Letters {
-    ledger: Arc<Ledger>,
-    rng: Mutex<Rng>,
-}
-
-#[async_trait]
-impl DeadLetters for Letters {
-    async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError> {
-        if self.rng.lock().unwrap().u32(..8) == 0 {
-            return Err("the dead letters are down".into());
-        }
-        let origin = letter.message.origin().to_string();
-        self.ledger
-            .letters
-            .lock()
-            .unwrap()
-            .insert(origin, letter.cause.as_str().to_owned());
-        Ok(())
-    }
-}
 
 /// What a run has shown.
 #[derive(Debug, Default)]
@@ -106,13 +62,6 @@ pub(crate) struct World {
     lost_answers: Arc<Mutex<BTreeMap<&'static str, u64>>>,
     /// What happened to a worker while one of its units was at this step.
     amid_units: BTreeMap<(Step, Amid), u64>,
-}
-
-/// What happens to a worker while one of its units is at a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Amid {
-    Crash,
-    Revoke,
 }
 
 struct Worker {
@@ -176,54 +125,6 @@ impl World {
         }
     }
 
-    /// An ack is justified when the key's record is COMPLETED, the message is dead-lettered, or a
-    /// copy of it waits.
-    fn judge(&self) -> Judge {
-        let (memory, ledger, seed) = (
-            Arc::clone(&self.memory),
-            Arc::clone(&self.ledger),
-            self.seed,
-        );
-        let (broker, losses) = (Arc::clone(&self.broker), Arc::clone(&self.store_losses));
-        let key = key().compile(&Scope::new("sim").unwrap()).unwrap();
-        let fails_open = self.fails_open_after().is_some();
-        Arc::new(move |n| {
-            let message = Message::new(
-                "payments",
-                Origin::Other("".into()),
-                Some(broker.payload(n).into()),
-            );
-            let store_key = key.derive("payments", &message).ok();
-            let finished = |record: &Record| {
-                matches!(
-                    record.state,
-                    State::Completed { .. }
-                        | State::Failed {
-                            handed_over: true,
-                            ..
-                        }
-                )
-            };
-            let records = memory.records();
-            let completed = records
-                .iter()
-                .any(|(key, record)| Some(key) == store_key.as_ref() && finished(record));
-            let given_up = ledger.letters.lock().unwrap().contains_key(&n.to_string());
-            // A store that lost its data may have lost this record between its completion and the
-            // ack.
-            let lost = losses.load(Relaxed) > 0;
-            // Without a record, its handler must have run. What shares the store's transaction
-            // cannot.
-            let payment = serde_json::from_str::<Payment>(&broker.payload(n)).ok();
-            let ran = |payment: Payment| ledger.effects.lock().unwrap().contains_key(&payment.id);
-            let ran_open = fails_open && payment.is_some_and(ran);
-            assert!(
-                completed || given_up || lost || ran_open || broker.is_copied(n),
-                "seed {seed}: message {n} was acknowledged without COMPLETED, a dead letter or a copy"
-            );
-        })
-    }
-
     fn start_worker(&mut self) {
         let member = self.broker.join(self.judge());
         self.started += 1;
@@ -255,8 +156,8 @@ impl World {
         });
         let source = member.clone();
         let consumer = if self.gives_transactions() {
-            let (transactions, handler) =
-                (TillTransactions(Arc::clone(&self.till)), PayGiven(handler));
+            let transactions = TillTransactions(Arc::clone(&self.till));
+            let handler = PayGiven(handler);
             let work = match limits {
                 Some(limits) => Transactional::batched(transactions, limits, handler),
                 None => Transactional::new(transactions, handler),
@@ -320,24 +221,8 @@ impl World {
         // pass.
         self.stop_all().await;
         sleep(Duration::from_millis(LONGEST_MS)).await;
-        let before = (
-            self.ledger.effects.lock().unwrap().clone(),
-            self.till.charges(),
-        );
-        let dead = self.ledger.letters.lock().unwrap().len();
         if self.losses() == 0 && self.fail_open() == 0 {
-            self.broker.rewind();
-            self.finish().await;
-            let after = (
-                self.ledger.effects.lock().unwrap().clone(),
-                self.till.charges(),
-            );
-            assert_eq!(before, after, "seed {}: a replay had effects", self.seed);
-            assert!(
-                self.ledger.letters.lock().unwrap().len() == dead,
-                "seed {}: a replay dead-lettered more",
-                self.seed
-            );
+            self.replay().await;
         }
         self.stop_all().await;
         self.judge_effects();
@@ -348,6 +233,38 @@ impl World {
             self.till,
             self.counters.snapshot()
         );
+        Report {
+            counts: self.counters.snapshot(),
+            faults: self.faults(),
+            trace,
+        }
+    }
+
+    /// Delivers everything again, which must have no effect.
+    async fn replay(&mut self) {
+        let effects = self.ledger.effects.lock().unwrap().clone();
+        let charges = self.till.charges();
+        let dead = self.ledger.letters.lock().unwrap().len();
+        self.broker.rewind();
+        self.finish().await;
+        assert_eq!(
+            (effects, charges),
+            (
+                self.ledger.effects.lock().unwrap().clone(),
+                self.till.charges()
+            ),
+            "seed {}: a replay had effects",
+            self.seed
+        );
+        assert!(
+            self.ledger.letters.lock().unwrap().len() == dead,
+            "seed {}: a replay dead-lettered more",
+            self.seed
+        );
+    }
+
+    /// The faults that have happened, by name.
+    fn faults(&self) -> BTreeMap<&'static str, u64> {
         let injected = self.store.injected();
         let mut faults = BTreeMap::from([
             ("unavailable", injected.unavailable),
@@ -375,11 +292,7 @@ impl World {
                 .map(|(name, count)| (*name, *count)),
         );
         faults.extend(self.till.fates());
-        Report {
-            counts: self.counters.snapshot(),
-            faults,
-            trace,
-        }
+        faults
     }
 
     /// Something happens to the workers or the store.
@@ -556,119 +469,11 @@ impl World {
     fn losses(&self) -> u32 {
         self.store_losses.load(Relaxed)
     }
-
-    /// Every key has an effect or all of its messages are dead letters; more than one effect is
-    /// explained.
-    fn judge_effects(&self) {
-        let letters = self.ledger.letters.lock().unwrap();
-        // What ran without the store has left nothing there.
-        let lost = self.losses() > 0 || self.fail_open() > 0;
-        // A key has one dead letter: later messages of a key that was given up get none.
-        let payloads = self.broker.payloads();
-        let id = |n: usize| {
-            serde_json::from_str::<Payment>(&payloads[n])
-                .ok()
-                .map(|payment| payment.id)
-        };
-        let given_up: BTreeSet<u64> = letters
-            .keys()
-            .filter_map(|n| id(n.parse().unwrap()))
-            .collect();
-        let ids: BTreeSet<u64> = (0..payloads.len()).filter_map(id).collect();
-        let wanted = |in_a_transaction: bool| {
-            let mut wanted = &ids - &given_up;
-            wanted.retain(|id| self.transacts(*id) == in_a_transaction);
-            wanted
-        };
-        let charges = counts(&self.till.charges());
-        // No fault explains a second one.
-        let charged = judge_effects(&wanted(true), &ids, &charges, |_| 0);
-        assert!(
-            charged.repeated.is_empty(),
-            "seed {}: charged {:?}",
-            self.seed,
-            charged.repeated
-        );
-        assert!(
-            charged.lost.is_empty() || lost,
-            "seed {}: {:?} are lost",
-            self.seed,
-            charged.lost
-        );
-        let both: Vec<&u64> = charges.keys().filter(|id| given_up.contains(id)).collect();
-        assert!(
-            both.is_empty() || lost,
-            "seed {}: {both:?} are charged and given up",
-            self.seed
-        );
-
-        let effects = counts(&self.ledger.effects.lock().unwrap());
-        // Which key a counted extra run was of is not known: all of them together explain all
-        // second effects.
-        let had = judge_effects(&wanted(false), &ids, &effects, |_| u64::MAX);
-        assert!(
-            had.lost.is_empty(),
-            "seed {}: {:?} are lost",
-            self.seed,
-            had.lost
-        );
-        assert!(
-            had.unasked.is_empty(),
-            "seed {}: nothing asked for {:?}",
-            self.seed,
-            had.unasked
-        );
-        let (extra, explained) = (had.second_effects(), self.counters.total("extra_runs"));
-        assert!(
-            extra <= explained || self.losses() > 0,
-            "seed {}: {extra} extra effects, {explained} explained",
-            self.seed
-        );
-        for n in (0..payloads.len()).filter(|n| id(*n).is_none()) {
-            assert!(
-                letters.contains_key(&n.to_string()),
-                "seed {}: message {n} is lost",
-                self.seed
-            );
-        }
-        for (id, results) in &*self.ledger.results.lock().unwrap() {
-            let same = results.windows(2).all(|pair| pair[0] == pair[1]);
-            assert!(
-                same || lost,
-                "seed {}: duplicates of {id} got {results:?}",
-                self.seed
-            );
-        }
-    }
-}
-
-impl Amid {
-    /// The name under which it is counted.
-    fn name(self, step: Step) -> &'static str {
-        match (self, step) {
-            (Self::Crash, Step::ClaimsSent) => "crash_amid_claims_sent",
-            (Self::Crash, Step::ClaimsExecuted) => "crash_amid_claims_executed",
-            (Self::Crash, Step::CompletionsSent) => "crash_amid_completions_sent",
-            (Self::Crash, Step::CompletionsExecuted) => "crash_amid_completions_executed",
-            (Self::Revoke, Step::ClaimsSent) => "revoke_amid_claims_sent",
-            (Self::Revoke, Step::ClaimsExecuted) => "revoke_amid_claims_executed",
-            (Self::Revoke, Step::CompletionsSent) => "revoke_amid_completions_sent",
-            (Self::Revoke, Step::CompletionsExecuted) => "revoke_amid_completions_executed",
-        }
-    }
 }
 
 /// In one world of four all handlers end at once, so that members of units end together.
 fn is_quick(seed: u64) -> bool {
     seed % 4 == 1
-}
-
-/// How often each payment was made.
-fn counts(effects: &BTreeMap<u64, u32>) -> BTreeMap<u64, u64> {
-    effects
-        .iter()
-        .map(|(id, times)| (*id, u64::from(*times)))
-        .collect()
 }
 
 /// Some of the faults that a store can have, each more or less likely.

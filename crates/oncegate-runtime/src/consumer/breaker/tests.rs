@@ -222,7 +222,8 @@ fn a_pause_that_the_handler_requests_replaces_the_doubled_one_within_the_limits(
         (7, 0, 1_000),
         (8, 9_000, 4_000),
     ] {
-        let (ran, pause) = (FAILED, Some(Duration::from_millis(requested_ms)));
+        let ran = FAILED;
+        let pause = Some(Duration::from_millis(requested_ms));
         bench.tell(BreakerEvent::Ran {
             key,
             ran,
@@ -254,16 +255,17 @@ fn a_probe_that_never_ran_leaves_its_turn_to_the_next() {
     );
 }
 
+fn defect(keys: u32, share: f64) -> Option<&'static str> {
+    let limits = Breaker {
+        keys,
+        share,
+        ..LIMITS
+    };
+    limits.defect()
+}
+
 #[test]
 fn limits_that_make_no_sense_are_named() {
-    let defect = |keys, share| {
-        Breaker {
-            keys,
-            share,
-            ..LIMITS
-        }
-        .defect()
-    };
     assert_eq!(defect(20, 0.5), None);
     assert!(defect(1, 0.5).unwrap().contains("`breaker.keys`"));
     for share in [0.0, 1.1, f64::NAN] {

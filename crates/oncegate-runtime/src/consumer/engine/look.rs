@@ -82,7 +82,7 @@ impl Engine {
     }
 }
 
-/// What the monitor knows of a message in this state; `None` while a task has it.
+/// Returns what the monitor knows of a message in this state; `None` while a task has it.
 fn seen(item: &Item, state: MessageState) -> Option<Seen> {
     let (stage, since) = match state {
         MessageState::Behind { .. } => (Stage::Behind, item.received_at),

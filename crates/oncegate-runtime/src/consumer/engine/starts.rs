@@ -12,7 +12,7 @@ use super::super::unit::{self, Tasks};
 /// The most messages of a unit.
 const UNIT_MOST: usize = 256;
 
-/// How many units share the permits at least, so that several threads have work.
+/// The least number of units that share the permits, so that several threads have work.
 const UNITS_AT_LEAST: usize = 4;
 
 /// Messages that start now, by route and by the shard of the store that they ask.
@@ -33,12 +33,7 @@ impl Starts {
     pub(super) fn one(&mut self, mut member: Member, permit: OwnedSemaphorePermit) {
         member.permit = Some(Permit::Own(permit));
         let most = self.most(&member);
-        let is_of = |unit: &Vec<Member>| {
-            unit.first().is_some_and(|first| {
-                first.asks == member.asks && first.item.route.number == member.item.route.number
-            })
-        };
-        let found = self.units.iter().position(is_of);
+        let found = self.units.iter().position(|unit| takes(unit, &member));
         let mut unit = found.map_or_else(
             || Vec::with_capacity(most),
             |place| self.units.swap_remove(place),
@@ -67,16 +62,13 @@ impl Starts {
         permit: OwnedSemaphorePermit,
     ) {
         let permit = Arc::new(permit);
-        let member = |(place, item)| {
-            let permit = Some(Permit::OfBatch(Arc::clone(&permit)));
-            Member {
-                place,
-                item,
-                asks: None,
-                permit,
-            }
-        };
-        unit::start_answers(&self.tasks, found.into_iter().map(member).collect());
+        let members = found.into_iter().map(|(place, item)| Member {
+            place,
+            item,
+            asks: None,
+            permit: Some(Permit::OfBatch(Arc::clone(&permit))),
+        });
+        unit::start_answers(&self.tasks, members.collect());
     }
 
     /// Starts what is gathered.
@@ -111,4 +103,11 @@ impl Starts {
         }
         unit::start(&self.tasks, members);
     }
+}
+
+/// Returns whether the member may join the unit: the same route, and the same shard of its store.
+fn takes(unit: &[Member], member: &Member) -> bool {
+    unit.first().is_some_and(|first| {
+        first.asks == member.asks && first.item.route.number == member.item.route.number
+    })
 }

@@ -1,5 +1,5 @@
-//! How the engine ends: what has started may finish, what ignores its cancellation is dropped, and
-//! what blocks its thread is named.
+//! The end of the engine: what has started may finish, what ignores its cancellation is dropped,
+//! and what blocks its thread is named.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use super::super::member::{Ended, Next};
 use super::super::schedule::AttemptEnd;
 use super::{Engine, LOOK_EVERY, now};
 
-/// How long handlers get between their cancellation and their end when the stop deadline is over.
+/// The time between the cancellation of handlers and their end when the stop deadline is over.
 const STOP_GRACE: Duration = Duration::from_secs(1);
-/// How long dropped handlers have to end before they count as blocking their threads.
+/// The time that dropped handlers have to end before they count as blocking their threads.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
 impl Engine {

@@ -1,5 +1,5 @@
-//! When the messages of a route that is handled in batches start: together, once a batch is full or
-//! has waited.
+//! The start of the messages of a route that is handled in batches: together, once a batch is full
+//! or has waited.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -47,8 +47,8 @@ impl Gathering {
         }
     }
 
-    /// Whether the route's batch starts now. `is_anything_running`: a message that runs may make
-    /// another one ready by its end.
+    /// Returns whether the route's batch starts now. `is_anything_running`: a message that runs may
+    /// make another one ready by its end.
     pub(super) fn is_due(
         &self,
         route: usize,
@@ -65,7 +65,7 @@ impl Gathering {
             || !(self.more_may_arrive || is_anything_running)
     }
 
-    /// When the wait of the next batch ends, other than those that wait for a permit.
+    /// Returns when the wait of the next batch ends, other than those that wait for a permit.
     pub(super) fn next_end(
         &self,
         queues: &BTreeMap<usize, GatherQueue>,

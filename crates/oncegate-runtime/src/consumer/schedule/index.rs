@@ -1,4 +1,4 @@
-//! Which messages are in which state: the queues and counts of the engine.
+//! The messages by their state: the queues and counts of the engine.
 //!
 //! A message is entered and removed by the same function, [`Index::update`], so no queue and no
 //! count can miss one of the two.
@@ -10,7 +10,7 @@ use super::outages::Shard;
 use super::state::MessageState;
 use crate::consumer::lanes::PlaceId;
 
-/// What the index knows of a message beside its state.
+/// The part of a message that the index knows beside its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fixed {
     /// Grows with each message. The oldest messages are first in every queue.
@@ -18,9 +18,9 @@ pub(super) struct Fixed {
     pub(super) bytes: usize,
     /// The number of its route.
     pub(super) route: usize,
-    /// Its tenant, if tenants are limited.
+    /// The tenant, if tenants are limited.
     pub(super) tenant: Option<u64>,
-    /// Whether it starts together with others of its route. This changes only while it runs.
+    /// `true` if it starts together with others of its route. This changes only while it runs.
     pub(super) in_batch: bool,
 }
 
@@ -31,15 +31,15 @@ type Queue = BTreeMap<u64, PlaceId>;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Index {
     pub(super) counts: MessageCounts,
-    /// Those that start alone.
+    /// The messages that start alone.
     pub(super) ready: Queue,
-    /// Those that start in batches, by the number of their route.
+    /// The messages that start in batches, by the number of their route.
     pub(super) gathering: BTreeMap<usize, GatherQueue>,
     pub(super) found: Queue,
     pub(super) delayed: BTreeMap<(Instant, u64), PlaceId>,
     pub(super) tenants: BTreeMap<u64, TenantQueue>,
     pub(super) shards: BTreeMap<Shard, ShardQueue>,
-    /// Those that ask no store, and wait until a store answers.
+    /// The messages that ask no store, and wait until a store answers.
     pub(super) every_store_away: Queue,
     /// By the number of their route.
     pub(super) paused: BTreeMap<usize, Queue>,
@@ -67,20 +67,20 @@ pub(super) struct ShardQueue {
     pub(super) probes: usize,
 }
 
-/// How many messages there are in which state.
+/// The number of messages by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::consumer) struct MessageCounts {
     pub(in crate::consumer) messages: usize,
     pub(in crate::consumer) bytes: usize,
-    /// Those that could not use a permit now.
+    /// The messages that could not use a permit now.
     pub(in crate::consumer) waiting: usize,
-    /// Those whose shard of the store is away.
+    /// The messages whose shard of the store is away.
     pub(in crate::consumer) held_back: usize,
-    /// Those that a task has.
+    /// The messages that a task has.
     pub(in crate::consumer) running: usize,
 }
 
-/// Whether a message enters its state or leaves it.
+/// The direction of a change: a message enters its state, or leaves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     In,
@@ -147,7 +147,7 @@ impl Index {
             MessageState::Ready => way.queue(&mut self.ready, arrival, place),
             MessageState::Found => way.queue(&mut self.found, arrival, place),
             MessageState::Behind { .. } | MessageState::TenantFull => {
-                way.add(&mut self.counts.waiting, 1)
+                way.add(&mut self.counts.waiting, 1);
             }
             MessageState::Delayed(delay) => {
                 way.add(&mut self.counts.waiting, 1);
@@ -156,7 +156,7 @@ impl Index {
             MessageState::StoreAway { shard } => {
                 way.add(&mut self.counts.held_back, 1);
                 change(&mut self.shards, shard, |of_shard| {
-                    way.queue(&mut of_shard.waiting, arrival, place)
+                    way.queue(&mut of_shard.waiting, arrival, place);
                 });
             }
             MessageState::EveryStoreAway => {
@@ -165,7 +165,7 @@ impl Index {
             }
             MessageState::HandlerPaused => {
                 change(&mut self.paused, route, |of_route| {
-                    way.queue(of_route, arrival, place)
+                    way.queue(of_route, arrival, place);
                 });
             }
             MessageState::Running {
@@ -174,11 +174,11 @@ impl Index {
             } => {
                 way.add(&mut self.counts.running, 1);
                 change(&mut self.shards, shard, |of_shard| {
-                    way.add(&mut of_shard.probes, 1)
+                    way.add(&mut of_shard.probes, 1);
                 });
             }
             MessageState::Running { .. } | MessageState::Answering => {
-                way.add(&mut self.counts.running, 1)
+                way.add(&mut self.counts.running, 1);
             }
             MessageState::Gone => {}
         }

@@ -1,4 +1,4 @@
-//! Which message starts next: the table of all messages in the engine, each in one
+//! The decision which message starts next: the table of all messages in the engine, each in one
 //! [`MessageState`].
 //!
 //! The state changes only in `Schedule::apply`, which asks the pure function `state::next` and
@@ -22,6 +22,7 @@ mod outages;
 mod state;
 #[cfg(test)]
 mod tests;
+mod turn;
 
 pub(super) use index::MessageCounts;
 pub(super) use outages::{Outage, Shard};
@@ -40,7 +41,7 @@ pub(super) struct Schedule<T> {
     index: Index,
     outages: Outages,
     gathering: Gathering,
-    /// How many messages of a tenant may run.
+    /// The most messages of a tenant that run at a time.
     tenant_limit: Option<usize>,
     arrivals: u64,
     /// See [`note_doubt`](Self::note_doubt).
@@ -57,7 +58,7 @@ struct Scheduled<T> {
     content: Option<T>,
 }
 
-/// What the schedule must know of a message that arrives.
+/// The part of an arriving message that the schedule must know.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
     /// The lane of its order and the lane of its idempotency key.
@@ -83,27 +84,20 @@ pub(super) struct Starting<T> {
     pub(super) without_store: bool,
 }
 
-/// What starts with the next permit.
+/// The messages that start with the next permit.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NextStart {
     One(PlaceId),
-    /// These messages of one route, in the order of their arrival.
+    /// Messages of one route, in the order of their arrival.
     Batch(Vec<PlaceId>),
 }
 
-/// Whose turn it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
-    Of(PlaceId),
-    OfBatch(usize),
-}
-
-/// How an attempt ended, as far as the schedule is concerned.
+/// The end of an attempt, as far as the schedule is concerned.
 #[derive(Debug)]
 pub(super) enum AttemptEnd<T> {
-    /// It was acknowledged, or belongs to another consumer.
+    /// The message was acknowledged, or belongs to another consumer.
     Finished,
-    /// It wants another attempt.
+    /// The message wants another attempt.
     TryAgain {
         content: T,
         after: Duration,
@@ -174,7 +168,7 @@ impl<T> Schedule<T> {
         })
     }
 
-    /// What the limits on messages in flight need to know.
+    /// Returns the counts for the limits on messages in flight.
     pub(super) fn counts(&self) -> MessageCounts {
         self.index.counts
     }
@@ -183,14 +177,14 @@ impl<T> Schedule<T> {
         self.index.counts.messages == 0
     }
 
-    /// Whether every shard that was asked is away, and messages wait for them.
+    /// Returns whether every shard that was asked is away, and messages wait for them.
     pub(super) fn is_every_store_away(&self) -> bool {
         self.outages.is_everything_away()
     }
 
-    /// Whether no store answers, and messages wait for one or find out whether it does. What asks
-    /// no store waits with them: failures that need no store would otherwise follow each other
-    /// without the successes between them.
+    /// Returns whether no store answers, and messages wait for one or find out whether it does.
+    /// What asks no store waits with them: failures that need no store would otherwise follow each
+    /// other without the successes between them.
     fn is_every_store_awaited(&self) -> bool {
         self.is_every_store_away() && !self.index.shards.is_empty()
     }
@@ -215,18 +209,6 @@ impl<T> Schedule<T> {
     /// The shards that were asked of late, and when each was asked last.
     pub(super) fn asked(&self) -> impl Iterator<Item = (Shard, Instant)> {
         self.outages.asked()
-    }
-
-    /// How many ready messages wait for their batch, and not for a permit.
-    pub(super) fn gathering(&self, now: Instant) -> usize {
-        let is_anything_running = self.index.counts.running > 0;
-        let queues = self.index.gathering.iter();
-        let waiting = queues.filter(|(route, queue)| {
-            !self
-                .gathering
-                .is_due(**route, queue, now, is_anything_running)
-        });
-        waiting.map(|(_, queue)| queue.ready.len()).sum()
     }
 
     /// Makes the messages ready whose delay is over, and those that no longer wait for the end of
@@ -288,114 +270,6 @@ impl<T> Schedule<T> {
     /// the attempts of a few.
     pub(super) fn note_doubt(&mut self, is_in_doubt: bool) {
         self.spares_retries = is_in_doubt;
-    }
-
-    /// Whether something can start when a permit is free. The waits of batches begin here.
-    pub(super) fn can_start(&mut self, now: Instant) -> bool {
-        self.gathering.note(&self.index.gathering, now);
-        !self.index.found.is_empty() || self.turn(now).is_some()
-    }
-
-    /// Starts answering up to `most` of the messages that the prefetch found completed.
-    pub(super) fn start_answers(&mut self, most: usize) -> Vec<(PlaceId, T)> {
-        let facts = Facts {
-            tenant_is_full: false,
-            shard: None,
-            access: StoreAccess::Open,
-        };
-        let places: Vec<PlaceId> = self.index.found.values().take(most).copied().collect();
-        let start = |place: PlaceId| {
-            self.apply(place, MessageEvent::Offered(facts));
-            Some((place, self.table.get_mut(place)?.content.take()?))
-        };
-        places.into_iter().filter_map(start).collect()
-    }
-
-    /// What starts next: a due probe of a store, or the oldest message that is ready, with the
-    /// others of its batch.
-    pub(super) fn next_start(&self, now: Instant) -> Option<NextStart> {
-        match self.turn(now)? {
-            Turn::Of(place) => Some(NextStart::One(place)),
-            Turn::OfBatch(route) => Some(NextStart::Batch(self.next_batch(route))),
-        }
-    }
-
-    fn turn(&self, now: Instant) -> Option<Turn> {
-        let due = |shard: Shard| self.outages.probe_at(shard).is_some_and(|at| at <= now);
-        let mut waiting = self
-            .index
-            .shards
-            .iter()
-            .filter(|(_, queue)| queue.probes == 0);
-        let probe = waiting
-            .find_map(|(shard, queue)| queue.waiting.first_key_value().filter(|_| due(*shard)));
-        if let Some((_, place)) = probe {
-            return Some(Turn::Of(*place));
-        }
-        let is_anything_running = self.index.counts.running > 0;
-        let gathered = self.index.gathering.iter();
-        let due = gathered.filter(|(route, queue)| {
-            self.gathering
-                .is_due(**route, queue, now, is_anything_running)
-        });
-        let batches = due.filter_map(|(route, queue)| {
-            let (arrival, _) = queue.ready.first_key_value()?;
-            Some((*arrival, Turn::OfBatch(*route)))
-        });
-        let alone = self
-            .next_alone()
-            .map(|(arrival, place)| (arrival, Turn::Of(place)));
-        batches
-            .chain(alone)
-            .min_by_key(|(arrival, _)| *arrival)
-            .map(|(_, turn)| turn)
-    }
-
-    /// The oldest message that is ready and starts alone; in doubt, the oldest that was not delayed
-    /// yet.
-    fn next_alone(&self) -> Option<(u64, PlaceId)> {
-        let mut ready = self
-            .index
-            .ready
-            .iter()
-            .map(|(arrival, place)| (*arrival, *place));
-        let oldest = ready.clone().next();
-        let is_new = |place| {
-            self.table
-                .get(place)
-                .is_some_and(|scheduled| scheduled.last_delay.is_none())
-        };
-        let new = self
-            .spares_retries
-            .then(|| ready.find(|(_, place)| is_new(*place)))
-            .flatten();
-        new.or(oldest)
-    }
-
-    /// The oldest ready messages of the route, within the limits of a batch.
-    fn next_batch(&self, route: usize) -> Vec<PlaceId> {
-        let (Some(queue), Some(limits)) = (
-            self.index.gathering.get(&route),
-            self.gathering.limits(route),
-        ) else {
-            return Vec::new();
-        };
-        let mut bytes = 0_usize;
-        let fits = |place: &PlaceId| {
-            let before = bytes;
-            bytes += self
-                .table
-                .get(*place)
-                .map_or(0, |scheduled| scheduled.fixed.bytes);
-            before == 0 || bytes <= limits.bytes
-        };
-        queue
-            .ready
-            .values()
-            .copied()
-            .take(limits.messages)
-            .take_while(fits)
-            .collect()
     }
 
     /// From now on the message, which runs, does not start together with others.
@@ -495,12 +369,11 @@ impl<T> Schedule<T> {
         self.apply(place, event);
         // The last message that waited may have been another consumer's, and asked nothing.
         let shards = &self.index.shards;
-        let waits = |shard| {
+        self.outages.forget_without_messages(|shard| {
             shards
                 .get(&shard)
                 .is_some_and(|queue| queue.probes > 0 || !queue.waiting.is_empty())
-        };
-        self.outages.forget_without_messages(waits);
+        });
     }
 
     /// Notes that the shard did not answer the attempt of this message, which may have been the
@@ -535,7 +408,7 @@ impl<T> Schedule<T> {
         is_over
     }
 
-    /// Whether the message runs to ask a shard that is away.
+    /// Returns whether the message runs to ask a shard that is away.
     fn is_probe(&self, place: PlaceId) -> bool {
         let state = self.table.get(place).map(|scheduled| scheduled.state);
         matches!(state, Some(MessageState::Running { is_probe: true, .. }))
@@ -547,30 +420,6 @@ impl<T> Schedule<T> {
         places
             .into_iter()
             .for_each(|place| self.apply(place, MessageEvent::Stopped));
-    }
-
-    /// When something may start by the passing of time alone. `now` is excluded: what is due
-    /// already waits for a permit.
-    pub(super) fn next_wake(&self, now: Instant) -> Option<Instant> {
-        let delayed = self
-            .index
-            .delayed
-            .first_key_value()
-            .map(|((until, _), _)| *until);
-        let probed = self
-            .index
-            .shards
-            .iter()
-            .filter(|(_, queue)| queue.probes == 0 && !queue.waiting.is_empty());
-        let probes = probed
-            .filter_map(|(shard, _)| self.outages.probe_at(*shard))
-            .filter(|at| *at > now);
-        let batch = self.gathering.next_end(&self.index.gathering, now);
-        probes
-            .chain(delayed)
-            .chain(batch)
-            .chain(self.outages.next_bypass())
-            .min()
     }
 
     fn is_tenant_full(&self, tenant: u64) -> bool {
@@ -606,7 +455,8 @@ impl<T> Schedule<T> {
         let Some(scheduled) = self.table.get(place) else {
             return;
         };
-        let (state, tenant) = (scheduled.state, scheduled.fixed.tenant);
+        let state = scheduled.state;
+        let tenant = scheduled.fixed.tenant;
         let (new, action) = next(state, event);
         self.set(place, new);
         if action == Action::Remove {

@@ -1,5 +1,5 @@
-//! Which shards of the stores do not answer, and when one message asks them again. Pure: time and
-//! randomness are parameters.
+//! The shards of the stores that do not answer, and the times at which one message asks them again.
+//! Pure: time and randomness are parameters.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(in crate::consumer) struct Shard {
     pub(in crate::consumer) number: u64,
 }
 
-/// Whether a message may ask its shard.
+/// The answer to a message that wants to ask its shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StoreAccess {
     /// The shard answers, as far as is known.
@@ -72,7 +72,8 @@ impl Outages {
         }
     }
 
-    /// Whether a message of this shard may ask it. `is_probed`: another one is asking it now.
+    /// Returns whether a message of this shard may ask it. `is_probed`: another one is asking it
+    /// now.
     pub(super) fn access(&mut self, shard: Shard, now: Instant, is_probed: bool) -> StoreAccess {
         self.asked.insert(shard, now);
         self.asked
@@ -136,28 +137,24 @@ impl Outages {
     /// Lets messages run without each shard that has been away for longer than the patience.
     /// Returns the outages for which that begins now.
     pub(super) fn bypass_overdue(&mut self, now: Instant) -> Vec<Outage> {
-        let patience = self.patience;
-        let is_overdue =
-            |outage: &&mut Outage| outage.bypass_at(patience).is_some_and(|at| at <= now);
-        let begin = |outage: &mut Outage| {
-            outage.is_bypassed = true;
-            outage.clone()
-        };
-        self.away
-            .values_mut()
-            .filter(is_overdue)
-            .map(begin)
-            .collect()
+        let mut begun = Vec::new();
+        for outage in self.away.values_mut() {
+            if outage.bypass_at(self.patience).is_some_and(|at| at <= now) {
+                outage.is_bypassed = true;
+                begun.push(outage.clone());
+            }
+        }
+        begun
     }
 
-    /// Whether every shard that was asked is away, and messages wait for them.
+    /// Returns whether every shard that was asked is away, and messages wait for them.
     pub(super) fn is_everything_away(&self) -> bool {
         !self.away.is_empty()
             && self.away.len() >= self.asked.len()
             && !self.away.values().any(|outage| outage.is_bypassed)
     }
 
-    /// When messages begin to run without a shard, the next time.
+    /// Returns the next time at which messages begin to run without a shard.
     pub(super) fn next_bypass(&self) -> Option<Instant> {
         self.away
             .values()
@@ -165,7 +162,7 @@ impl Outages {
             .min()
     }
 
-    /// When the shard may be probed, if it is away.
+    /// Returns when the shard may be probed, if it is away.
     pub(super) fn probe_at(&self, shard: Shard) -> Option<Instant> {
         self.away.get(&shard).map(|outage| outage.probe_at)
     }
@@ -181,7 +178,8 @@ impl Outages {
 }
 
 impl Outage {
-    /// When messages begin to run without the store; `None` if they already do or never will.
+    /// Returns when messages begin to run without the store; `None` if they already do or never
+    /// will.
     fn bypass_at(&self, patience: Option<Duration>) -> Option<Instant> {
         patience
             .filter(|_| !self.is_bypassed && !self.is_refusal)

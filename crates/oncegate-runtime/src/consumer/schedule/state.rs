@@ -13,36 +13,36 @@ use crate::health::WaitCause;
 pub(in crate::consumer) enum MessageState {
     /// Other messages are before it in this many of its lanes: at least one.
     Behind { lanes: usize },
-    /// It starts with the next free permit.
+    /// The message starts with the next free permit.
     Ready,
     /// The prefetch found it completed: it is answered with the next free permit, and is in no
     /// lane.
     Found,
-    /// It waits for a point in time.
+    /// The message waits for a point in time.
     Delayed(Delay),
-    /// Its tenant has as many messages running as allowed.
+    /// The tenant of the message has as many messages running as allowed.
     TenantFull,
-    /// Its shard of the store does not answer.
+    /// The message's shard of the store does not answer.
     StoreAway { shard: Shard },
-    /// It asks no store itself, and waits until a store answers again: it must not overtake the
-    /// messages that ask.
+    /// The message asks no store itself, and waits until a store answers again: it must not
+    /// overtake the messages that ask.
     EveryStoreAway,
-    /// Its handler is paused by the circuit breaker.
+    /// The circuit breaker has paused the handler of the message.
     HandlerPaused,
     /// A task runs its attempt.
     Running {
         /// The shard of the store that the attempt asks, if any.
         asks: Option<Shard>,
-        /// Whether the attempt finds out if that shard, which was away, answers again.
+        /// `true` if the attempt finds out whether that shard, which was away, answers again.
         is_probe: bool,
     },
     /// A task answers it with the result that the prefetch found.
     Answering,
-    /// It has left the engine.
+    /// The message has left the engine.
     Gone,
 }
 
-/// Why a message waits, and until when.
+/// The cause of a wait, and its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::consumer) struct Delay {
     pub(in crate::consumer) cause: WaitCause,
@@ -51,10 +51,10 @@ pub(in crate::consumer) struct Delay {
     pub(in crate::consumer) until: Instant,
 }
 
-/// What happens to a message.
+/// An event in the life of a message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum MessageEvent {
-    /// One of the messages before it has left a lane.
+    /// A message before it has left a lane.
     LaneAdvanced,
     /// A permit is free, and it is the message's turn.
     Offered(Facts),
@@ -62,19 +62,19 @@ pub(super) enum MessageEvent {
     TimeIs(Instant),
     /// Fewer messages of its tenant run than allowed.
     TenantHasRoom,
-    /// Its shard of the store answers again, or messages run without it from now on. If the message
-    /// runs to find that out, it has.
+    /// The message's shard of the store answers again, or messages run without it from now on. If
+    /// the message runs to find that out, it has.
     StoreAnswers,
-    /// Its handler may run again, or a message is wanted that finds that out.
+    /// The message's handler may run again, or a message is wanted that finds that out.
     HandlerResumes,
-    /// It belongs to another consumer now: its partition was revoked, or its queue has taken it
-    /// back.
+    /// The message belongs to another consumer now: its partition was revoked, or its queue has
+    /// taken it back.
     Revoked,
     /// The circuit breaker did not admit the start.
     HandlerRefused,
-    /// Its attempt has settled it: it was acknowledged, or belongs to another consumer.
+    /// The attempt has settled the message: it was acknowledged, or belongs to another consumer.
     Finished,
-    /// Its attempt wants another one after a delay.
+    /// The attempt wants another one after a delay.
     TryAgain(Delay),
     /// The store did not answer its attempt.
     NoAnswer,
@@ -82,18 +82,17 @@ pub(super) enum MessageEvent {
     Stopped,
 }
 
-/// What decides whether an offered message starts.
+/// The facts that decide whether an offered message starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
     pub(super) tenant_is_full: bool,
     /// The shard of the store that the attempt must ask, if any.
     pub(super) shard: Option<Shard>,
-    /// Whether that shard can be asked; without one, whether any store that messages wait for can
-    /// be.
+    /// The access to that shard; without one, to any store that messages wait for.
     pub(super) access: StoreAccess,
 }
 
-/// What the engine must do after an event.
+/// The engine's task after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Nothing,
@@ -166,14 +165,16 @@ fn offered(facts: Facts) -> (MessageState, Action) {
     if facts.tenant_is_full {
         return (MessageState::TenantFull, Action::Nothing);
     }
-    let running = |asks, is_probe| (MessageState::Running { asks, is_probe }, Action::Start);
-    match (facts.shard, facts.access) {
-        (None, StoreAccess::Away) => (MessageState::EveryStoreAway, Action::Nothing),
-        (None, _) | (_, StoreAccess::Bypassed) => running(None, false),
-        (asks, StoreAccess::Open) => running(asks, false),
-        (asks, StoreAccess::ProbeDue) => running(asks, true),
-        (Some(shard), StoreAccess::Away) => (MessageState::StoreAway { shard }, Action::Nothing),
-    }
+    let (asks, is_probe) = match (facts.shard, facts.access) {
+        (None, StoreAccess::Away) => return (MessageState::EveryStoreAway, Action::Nothing),
+        (Some(shard), StoreAccess::Away) => {
+            return (MessageState::StoreAway { shard }, Action::Nothing);
+        }
+        (None, _) | (_, StoreAccess::Bypassed) => (None, false),
+        (asks, StoreAccess::Open) => (asks, false),
+        (asks, StoreAccess::ProbeDue) => (asks, true),
+    };
+    (MessageState::Running { asks, is_probe }, Action::Start)
 }
 
 #[cfg(test)]
@@ -253,11 +254,10 @@ mod tests {
     }
 
     fn states(now: Instant) -> Vec<MessageState> {
-        let (due, later) = (
-            Is::Delayed(delay(now)),
-            Is::Delayed(delay(now + Duration::from_millis(1))),
-        );
-        let (behind_two, behind_one) = (Is::Behind { lanes: 2 }, Is::Behind { lanes: 1 });
+        let due = Is::Delayed(delay(now));
+        let later = Is::Delayed(delay(now + Duration::from_millis(1)));
+        let behind_two = Is::Behind { lanes: 2 };
+        let behind_one = Is::Behind { lanes: 1 };
         let waiting = [
             behind_two,
             behind_one,
@@ -353,8 +353,9 @@ mod tests {
                 (state, On::TryAgain(delay(now)), due, Nothing),
             ]);
         }
-        let stops = |state: &MessageState| !RUNNING.contains(state) && *state != Is::Answering;
-        let stopped = states(now).into_iter().filter(stops);
+        let stopped = states(now)
+            .into_iter()
+            .filter(|state| !RUNNING.contains(state) && *state != Is::Answering);
         changes.extend(stopped.map(|state| (state, On::Stopped, Is::Gone, Nothing)));
         changes
     }

@@ -1,254 +1,13 @@
 //! The schedule against random events: counts, order, and that every message ends exactly once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::*;
 
-/// A message as its test sees it.
-#[derive(Clone, Debug)]
-struct Content {
-    number: u64,
-    shard: Option<u64>,
-    lanes: [Option<LaneId>; 2],
-    tenant: Option<u64>,
-    route: usize,
-}
+mod simulated;
 
-const TENANT_LIMIT: u32 = 2;
-const PERMITS: usize = 5;
-
-/// An engine whose tasks end when the random numbers say so.
-struct SimulatedEngine {
-    rng: fastrand::Rng,
-    schedule: Schedule<Content>,
-    now: Instant,
-    running: Vec<(PlaceId, Content, Option<Shard>)>,
-    answering: Vec<(PlaceId, Content)>,
-    arrived: BTreeMap<u64, [Option<LaneId>; 2]>,
-    ended: BTreeSet<u64>,
-    /// The circuit breakers that admit no message, by route.
-    paused: BTreeSet<usize>,
-}
-
-impl SimulatedEngine {
-    fn new(seed: u64) -> Self {
-        let mut rng = fastrand::Rng::with_seed(seed);
-        let patience = rng.bool().then_some(Duration::from_secs(5));
-        let wait = Duration::from_millis(rng.u64(..1_000));
-        let limits = BatchLimits::new(rng.usize(1..6))
-            .bytes(rng.usize(1..200))
-            .wait(wait);
-        let batches = if rng.bool() {
-            BTreeMap::from([(1, limits)])
-        } else {
-            BTreeMap::new()
-        };
-        Self {
-            schedule: Schedule::new(rng.bool().then_some(TENANT_LIMIT), patience)
-                .with_batches(batches),
-            rng,
-            now: Instant::now(),
-            running: Vec::new(),
-            answering: Vec::new(),
-            arrived: BTreeMap::new(),
-            ended: BTreeSet::new(),
-            paused: BTreeSet::new(),
-        }
-    }
-
-    fn arrive(&mut self) {
-        let rng = &mut self.rng;
-        let number = self.arrived.len() as u64;
-        let lanes = [
-            rng.bool().then(|| rng.u64(..5)),
-            rng.bool().then(|| rng.u64(10..20)),
-        ];
-        let content = Content {
-            number,
-            shard: rng.bool().then(|| rng.u64(..3)),
-            lanes,
-            tenant: rng.bool().then(|| rng.u64(..3)),
-            route: rng.usize(..2),
-        };
-        let Content { route, tenant, .. } = content;
-        let arrival = Arrival {
-            lanes,
-            bytes: 10 + number as usize,
-            route,
-            tenant,
-            is_completed: rng.u8(..4) == 0,
-        };
-        // A message that is answered at once is in no lane.
-        let is_answered = arrival.is_completed && self.schedule.table.occupied(lanes) == 0;
-        self.arrived
-            .insert(number, if is_answered { [None; 2] } else { lanes });
-        self.schedule.arrive(content, arrival);
-    }
-
-    fn dispatch(&mut self) {
-        for outage in self.schedule.bypass_outages(self.now) {
-            assert!(outage.is_bypassed);
-        }
-        let paused = self.paused.clone();
-        self.schedule.resume_handlers(|route| {
-            if paused.contains(&route) {
-                0
-            } else {
-                usize::MAX
-            }
-        });
-        self.schedule.advance(self.now);
-        while self.running.len() + self.answering.len() < PERMITS
-            && self.schedule.can_start(self.now)
-        {
-            let answers = self.schedule.start_answers(2);
-            if !answers.is_empty() {
-                self.answering.extend(answers);
-                continue;
-            }
-            match self
-                .schedule
-                .next_start(self.now)
-                .expect("something can start")
-            {
-                NextStart::One(place) => self.start(place),
-                NextStart::Batch(places) => {
-                    assert!(!places.is_empty(), "an empty batch starts");
-                    places.into_iter().for_each(|place| self.start(place));
-                }
-            }
-        }
-    }
-
-    fn start(&mut self, place: PlaceId) {
-        let content = self
-            .schedule
-            .content(place)
-            .expect("it does not run")
-            .clone();
-        let shard = content.shard.map(|number| Shard {
-            route: content.route,
-            number,
-        });
-        let Some(start) = self.schedule.offer(place, shard, self.now) else {
-            return;
-        };
-        if self.paused.contains(&content.route) {
-            return self.schedule.refuse(start.place, start.content);
-        }
-        self.may_run(&content);
-        self.running.push((start.place, start.content, start.asks));
-    }
-
-    /// No earlier message of its lanes is unfinished, and its tenant has room.
-    fn may_run(&self, content: &Content) {
-        let shares = |lanes: &[Option<LaneId>; 2]| {
-            lanes
-                .iter()
-                .flatten()
-                .any(|lane| content.lanes.contains(&Some(*lane)))
-        };
-        let mut before = self
-            .arrived
-            .range(..content.number)
-            .filter(|(number, _)| !self.ended.contains(number));
-        assert!(
-            !before.any(|(_, lanes)| shares(lanes)),
-            "{} overtakes another message",
-            content.number
-        );
-        let of_tenant = self
-            .running
-            .iter()
-            .filter(|(_, other, _)| other.tenant.is_some() && other.tenant == content.tenant);
-        let limit = self.schedule.tenant_limit.unwrap_or(usize::MAX);
-        assert!(
-            of_tenant.count() < limit,
-            "too many messages of a tenant run"
-        );
-    }
-
-    fn end_one(&mut self, always_finish: bool) {
-        if !self.answering.is_empty() {
-            let (place, content) = self
-                .answering
-                .swap_remove(self.rng.usize(..self.answering.len()));
-            self.finish(place, &content);
-        }
-        if self.running.is_empty() {
-            return;
-        }
-        let (place, content, asks) = self
-            .running
-            .swap_remove(self.rng.usize(..self.running.len()));
-        let outcome = if always_finish { 0 } else { self.rng.u8(..4) };
-        if outcome == 1
-            && let Some(shard) = asks
-        {
-            let error = StoreError::Unavailable {
-                reason: Arc::from("test"),
-            };
-            self.schedule.no_answer(shard, place, &error, self.now, 0.5);
-            return self
-                .schedule
-                .end(place, AttemptEnd::NoAnswer { content }, self.now);
-        }
-        if let Some(shard) = asks {
-            self.schedule.answered(shard, place, self.now);
-        }
-        match outcome {
-            2 => {
-                if self.rng.bool() {
-                    self.schedule.keep_out_of_batches(place);
-                }
-                let after = Duration::from_millis(self.rng.u64(..2_000));
-                let end = AttemptEnd::TryAgain {
-                    content,
-                    after,
-                    cause: WaitCause::Retry,
-                };
-                self.schedule.end(place, end, self.now);
-            }
-            _ => self.finish(place, &content),
-        }
-    }
-
-    fn finish(&mut self, place: PlaceId, content: &Content) {
-        assert!(
-            self.ended.insert(content.number),
-            "{} ends twice",
-            content.number
-        );
-        self.schedule.end(place, AttemptEnd::Finished, self.now);
-    }
-
-    /// The queues and counts are those of the table, every message that has not ended is somewhere,
-    /// and no tenant waits for nothing.
-    fn check(&self) {
-        let mut derived = Index::default();
-        for (place, scheduled) in self.schedule.table.iter() {
-            derived.update(place, scheduled.fixed, MessageState::Gone, scheduled.state);
-        }
-        assert_eq!(self.schedule.index, derived);
-        assert_eq!(
-            derived.counts.messages,
-            self.arrived.len() - self.ended.len()
-        );
-        let held = self.schedule.waiting().count() + self.running.len() + self.answering.len();
-        assert_eq!(held, derived.counts.messages, "a message is lost");
-        for of_tenant in derived
-            .tenants
-            .values()
-            .filter(|of_tenant| !of_tenant.waiting.is_empty())
-        {
-            assert!(
-                of_tenant.running + of_tenant.ready.len() >= TENANT_LIMIT as usize,
-                "{of_tenant:?}"
-            );
-        }
-    }
-}
+use simulated::SimulatedEngine;
 
 // invariant: schedule-loses-message
 #[test]
@@ -342,7 +101,8 @@ fn start_next(
 
 #[test]
 fn the_oldest_ready_message_is_first_even_after_a_delay() {
-    let (mut schedule, now) = (Schedule::new(None, None), Instant::now());
+    let mut schedule = Schedule::new(None, None);
+    let now = Instant::now();
     (0..3).for_each(|number| schedule.arrive(number, arrival(None)));
     let Starting { place, content, .. } = start_next(&mut schedule, now, None).unwrap();
     let after = Duration::from_secs(1);
@@ -366,7 +126,8 @@ fn the_oldest_ready_message_is_first_even_after_a_delay() {
 // invariant: outage-ends-too-early
 #[test]
 fn an_answer_from_before_an_outage_does_not_end_it_and_the_shard_is_asked_at_once() {
-    let (mut schedule, now) = (Schedule::new(None, None), Instant::now());
+    let mut schedule = Schedule::new(None, None);
+    let now = Instant::now();
     let shard = Shard {
         route: 0,
         number: 0,
@@ -405,7 +166,8 @@ fn an_answer_from_before_an_outage_does_not_end_it_and_the_shard_is_asked_at_onc
 // invariant: outage-without-end
 #[test]
 fn an_outage_ends_when_nothing_waits_for_it() {
-    let (mut schedule, now) = (Schedule::new(None, None), Instant::now());
+    let mut schedule = Schedule::new(None, None);
+    let now = Instant::now();
     let shard = Shard {
         route: 0,
         number: 0,
@@ -437,7 +199,8 @@ fn an_outage_ends_when_nothing_waits_for_it() {
 // invariant: outage-without-end
 #[test]
 fn a_shard_that_has_left_does_not_count_as_one_that_answers() {
-    let (mut schedule, now) = (Schedule::new(None, None), Instant::now());
+    let mut schedule = Schedule::new(None, None);
+    let now = Instant::now();
     let shards = [0, 1].map(|number| Shard { route: 0, number });
     (0..2).for_each(|number| schedule.arrive(number, arrival(None)));
     let first = start_next(&mut schedule, now, Some(shards[0])).unwrap();
@@ -460,7 +223,8 @@ fn a_shard_that_has_left_does_not_count_as_one_that_answers() {
 
 #[test]
 fn a_message_of_a_full_tenant_starts_when_the_one_before_it_is_held_back() {
-    let (mut schedule, now) = (Schedule::new(Some(1), None), Instant::now());
+    let mut schedule = Schedule::new(Some(1), None);
+    let now = Instant::now();
     (0..3).for_each(|number| schedule.arrive(number, arrival(Some(7))));
     let first = start_next(&mut schedule, now, None).unwrap();
     assert!(
@@ -504,7 +268,8 @@ fn batching(limits: BatchLimits) -> Schedule<u32> {
 // invariant: batch-waits
 #[test]
 fn a_batch_starts_when_it_is_full_or_when_its_first_message_has_waited() {
-    let (mut schedule, now) = (batching(BatchLimits::new(2)), Instant::now());
+    let mut schedule = batching(BatchLimits::new(2));
+    let now = Instant::now();
     (0..3).for_each(|number| schedule.arrive(number, arrival(None)));
     assert_eq!(start_batches(&mut schedule, now), [vec![0, 1]]);
     let later = now + WAIT / 2;
@@ -533,7 +298,8 @@ fn a_batch_starts_when_it_is_full_or_when_its_first_message_has_waited() {
 // invariant: batch-waits
 #[test]
 fn no_batch_waits_when_no_message_can_come() {
-    let (mut schedule, now) = (batching(BatchLimits::new(9)), Instant::now());
+    let mut schedule = batching(BatchLimits::new(9));
+    let now = Instant::now();
     (0..2).for_each(|number| schedule.arrive(number, arrival(None)));
     schedule.note_supply(false);
     assert_eq!(start_batches(&mut schedule, now), [vec![0, 1]]);
@@ -547,7 +313,8 @@ fn no_batch_waits_when_no_message_can_come() {
 
 #[test]
 fn the_bytes_of_a_batch_are_limited_and_a_larger_message_is_a_batch_of_its_own() {
-    let (mut schedule, now) = (batching(BatchLimits::new(9).bytes(10)), Instant::now());
+    let mut schedule = batching(BatchLimits::new(9).bytes(10));
+    let now = Instant::now();
     for (number, bytes) in [(0, 4), (1, 6), (2, 30), (3, 1)] {
         schedule.arrive(
             number,
@@ -563,7 +330,8 @@ fn the_bytes_of_a_batch_are_limited_and_a_larger_message_is_a_batch_of_its_own()
 
 #[test]
 fn a_message_that_is_kept_out_of_batches_starts_alone_and_waits_for_no_other() {
-    let (mut schedule, now) = (batching(BatchLimits::new(9)), Instant::now());
+    let mut schedule = batching(BatchLimits::new(9));
+    let now = Instant::now();
     schedule.arrive(0, arrival(None));
     schedule.note_supply(false);
     let Some(NextStart::Batch(places)) = schedule.next_start(now) else {

@@ -1,4 +1,4 @@
-//! One transaction for many messages.
+//! A transaction for many messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,8 +64,8 @@ impl<Tx: Send + 'static, H: TransactionalBatchHandler<Tx>> TransactionalHandler<
     }
 }
 
-/// It is not known which outcome belongs to which message. The transaction is rolled back, so
-/// nothing is done.
+/// The failure of a batch handler that returned too few or too many outcomes. It is not known which
+/// outcome belongs to which message. The transaction is rolled back, so nothing is done.
 fn miscounted(outcomes: usize, messages: usize) -> Failure {
     Failure::retry(format!(
         "the batch handler returned {outcomes} outcomes for {messages} messages"
@@ -80,7 +80,9 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> ErasedTransa
         runs: Vec<Arc<TransactionRun>>,
         call: BatchCall,
     ) -> BoxFuture<'_, BatchEnd> {
-        let (pair, limit, count) = (Arc::clone(&self.pair), self.limit, runs.len());
+        let pair = Arc::clone(&self.pair);
+        let limit = self.limit;
+        let count = runs.len();
         if D::BLOCKS {
             Box::pin(async move {
                 let work = async move { pair.run_batch(&runs, call, limit).await };
@@ -101,7 +103,7 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> ErasedTransa
 const OTHERS_FAILED: &str = "other messages of the batch have failed; it runs again without them";
 
 impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOne<H>> {
-    /// First attempts of keys without a record.
+    /// Runs first attempts of keys without a record.
     async fn run_batch(
         &self,
         runs: &[Arc<TransactionRun>],
@@ -147,9 +149,10 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOn
             self.database.roll_back(transaction).await;
             return BatchEnd::all(count, || TransactionEnd::NotBegun(refused.clone()));
         }
-        let message =
-            |run: &&TransactionRun| BatchMessage::new(run.message().clone(), run.attempt().clone());
-        let batch: Vec<BatchMessage> = runs.iter().map(message).collect();
+        let batch: Vec<BatchMessage> = runs
+            .iter()
+            .map(|run| BatchMessage::new(run.message().clone(), run.attempt().clone()))
+            .collect();
         let scope = runs
             .first()
             .map(|run| run.gate().scope())
@@ -221,12 +224,15 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOn
         // What was returned is dropped before the wait: it need not be shared between threads.
         let failures: Vec<Option<Failure>> = outcomes.into_iter().map(Result::err).collect();
         self.database.roll_back(transaction).await;
-        let excused = |failure: &Failure| Some((self.excuse(failure)?, failure.reason()));
-        if let Some((excuse, reason)) = failures.iter().flatten().find_map(excused) {
+        let excused = failures
+            .iter()
+            .flatten()
+            .find_map(|failure| Some((self.excuse(failure)?, failure.reason())));
+        if let Some((excuse, reason)) = excused {
             runs.iter().for_each(|run| run.rolled_back(&reason));
             return BatchEnd::none(runs.len(), Rest::Excused { excuse, reason });
         }
-        let end = |(run, failure): (&&TransactionRun, Option<Failure>)| {
+        let ends = runs.iter().zip(failures).map(|(run, failure)| {
             let Some(failure) = failure else {
                 run.rolled_back(OTHERS_FAILED);
                 return None;
@@ -234,10 +240,9 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOn
             run.rolled_back(&failure.reason());
             let outcome = outcome_of(&failure);
             Some(TransactionEnd::Failed { failure, outcome })
-        };
-        let ends = runs.iter().zip(failures).map(end).collect();
+        });
         BatchEnd {
-            ends,
+            ends: ends.collect(),
             rest: Rest::RunAgain,
             took: Duration::ZERO,
         }
@@ -249,7 +254,8 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOn
         transaction: D::Transaction,
         batch: Vec<(D::Hold, Completing)>,
     ) -> BatchEnd {
-        let (count, sent_at) = (runs.len(), Instant::now());
+        let count = runs.len();
+        let sent_at = Instant::now();
         let (excuse, error) = match self.database.commit_batch(transaction, batch).await {
             Ok(()) => {
                 runs.iter().for_each(|run| run.committed(sent_at.elapsed()));

@@ -1,4 +1,4 @@
-//! One transaction for one message: without a claim, or under one.
+//! A transaction for one message: without a claim, or under one.
 
 use std::error::Error;
 use std::panic::AssertUnwindSafe;
@@ -52,7 +52,8 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> ErasedTransaction
     }
 
     fn run(&self, run: Arc<TransactionRun>) -> BoxFuture<'_, TransactionEnd> {
-        let (pair, limit) = (Arc::clone(&self.pair), self.limit);
+        let pair = Arc::clone(&self.pair);
+        let limit = self.limit;
         if D::BLOCKS {
             Box::pin(async move {
                 let ended = on_a_blocking_thread(async move { pair.run(&run, limit).await }).await;
@@ -72,7 +73,8 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> ErasedHandler for
         attempt: Attempt,
         _: Codec,
     ) -> BoxFuture<'static, Result<Encoded, Failure>> {
-        let (pair, limit) = (Arc::clone(&self.pair), self.limit);
+        let pair = Arc::clone(&self.pair);
+        let limit = self.limit;
         let run = async move { pair.run_claimed(&message, &attempt, limit).await };
         Box::pin(async move {
             let ran = if D::BLOCKS {
@@ -115,7 +117,7 @@ pub(super) async fn on_a_blocking_thread<T: Send + 'static>(
     tokio::task::spawn_blocking(move || runtime.block_on(work)).await
 }
 
-/// How the handler's future ended.
+/// The end of a handler's future.
 pub(super) enum Handled<T> {
     Returned(Result<T, Failure>),
     Panicked,
@@ -148,7 +150,8 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> Pair<D, H> {
             () = run.discarded().cancelled() => Handled::Discarded,
         };
         let outcome = outcome_of_run(&handled);
-        let (gate, took) = (run.gate(), started.elapsed());
+        let gate = run.gate();
+        let took = started.elapsed();
         gate.observe(Event::HandlerRan {
             scope: gate.scope(),
             outcome,

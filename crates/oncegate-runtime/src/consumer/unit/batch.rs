@@ -1,7 +1,8 @@
-//! One call of a batch handler with the granted members of a unit, and what follows when it fails
-//! as a whole.
+//! A call of a batch handler with the granted members of a unit, and what follows when it fails as
+//! a whole.
 
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::stream::FuturesUnordered;
@@ -37,12 +38,11 @@ pub(super) async fn run(
     mut ended: Vec<Ended>,
 ) -> Vec<Ended> {
     tasks.report(&mut ended);
-    let fails_again = |place: &usize| {
+    let (alone, together) = (0..granted.len()).partition(|place| {
         granted
             .get(*place)
             .is_some_and(|one| one.lease.attempt().number() >= ALONE_FROM_ATTEMPT)
-    };
-    let (alone, together) = (0..granted.len()).partition(fails_again);
+    });
     let mut split = Split::new(together, alone);
     let mut batch = BatchMembers::of(tasks, handler, granted);
     while let Some((mut part, call)) = split.next_part() {
@@ -54,7 +54,8 @@ pub(super) async fn run(
             split.succeeded();
             continue;
         };
-        let (messages, reason) = (part.members.len(), failure.reason());
+        let messages = part.members.len();
+        let reason = failure.reason();
         match split.failed(part, failure.blame()) {
             NextStep::GoOn | NextStep::BackOff(_) => batch.log_split(messages, &reason),
             NextStep::Fail { members, is_cause } => batch.fail(members, &failure, is_cause),
@@ -71,7 +72,7 @@ pub(super) async fn run(
     finish(tasks, batch.finished).await
 }
 
-/// Why a call failed for all its messages.
+/// The reason why a call failed for all its messages.
 enum Failed {
     Returned(Failure),
     Panicked,
@@ -100,8 +101,11 @@ impl Failed {
     }
 }
 
-/// How a call ended by itself, for its span.
-fn outcome_of_call<P>(ran: &Result<BatchOutcome, P>) -> RunOutcome {
+/// The end of a call by itself; `Err` if it panicked.
+type CallEnd = std::thread::Result<BatchOutcome>;
+
+/// Returns how a call ended by itself, for its span.
+fn outcome_of_call(ran: &CallEnd) -> RunOutcome {
     match ran {
         Ok(Ok(_)) => RunOutcome::Succeeded,
         Ok(Err(failure)) => outcome_of(failure),
@@ -117,7 +121,7 @@ struct BatchMembers<'a> {
     /// Resolves with the place of a member that was cancelled and whose time to end is over.
     cancelled: FuturesUnordered<BoxFuture<'static, usize>>,
     began: Instant,
-    /// Those that the last call has ended.
+    /// The members that the last call has ended.
     finished: Vec<Finished>,
 }
 
@@ -173,7 +177,8 @@ impl<'a> BatchMembers<'a> {
             .flatten()
             .next()
             .map(|one| Arc::clone(&one.member.item.route))?;
-        let (gate, codec) = (&route.gate, route.gate.settings().codec);
+        let gate = &route.gate;
+        let codec = route.gate.settings().codec;
         gate.observe(Event::BatchCalled {
             scope: gate.scope(),
             call,
@@ -193,32 +198,14 @@ impl<'a> BatchMembers<'a> {
         let work = AssertUnwindSafe(work)
             .catch_unwind()
             .instrument(span.clone());
-        let mut work = std::pin::pin!(work);
-        let mut has_cancelled = false;
-        let ran = loop {
-            if !part.members.iter().any(|place| self.has(*place)) {
-                trace::ended(
-                    &span,
-                    if has_cancelled {
-                        RunOutcome::Cancelled
-                    } else {
-                        RunOutcome::Succeeded
-                    },
-                );
+        let ran = match self
+            .until_ended(part, &mut early, std::pin::pin!(work))
+            .await
+        {
+            Ok(ran) => ran,
+            Err(outcome) => {
+                trace::ended(&span, outcome);
                 return None;
-            }
-            tokio::select! {
-                biased;
-                Some(answer) = early.recv() => {
-                    self.answered(answer);
-                    self.finish_apart();
-                }
-                ran = &mut work => break ran,
-                Some(place) = self.cancelled.next() => {
-                    has_cancelled = true;
-                    self.end(place, Ran::Cancelled);
-                    self.finish_apart();
-                }
             }
         };
         // Some may be answered in the same poll in which the handler has ended.
@@ -242,6 +229,37 @@ impl<'a> BatchMembers<'a> {
                 (!part.members.is_empty()).then_some(failed)
             }
         }
+    }
+
+    /// Waits for the end of a call. Meanwhile, finishes each member that is answered early or
+    /// cancelled. `Err`: no member is left, and the call is as good as over with this outcome.
+    async fn until_ended(
+        &mut self,
+        part: &Part<usize>,
+        early: &mut mpsc::UnboundedReceiver<EarlyAnswer>,
+        mut work: Pin<&mut (impl Future<Output = CallEnd> + Send)>,
+    ) -> Result<CallEnd, RunOutcome> {
+        let mut has_cancelled = false;
+        while part.members.iter().any(|place| self.has(*place)) {
+            tokio::select! {
+                biased;
+                Some(answer) = early.recv() => {
+                    self.answered(answer);
+                    self.finish_apart();
+                }
+                ran = &mut work => return Ok(ran),
+                Some(place) = self.cancelled.next() => {
+                    has_cancelled = true;
+                    self.end(place, Ran::Cancelled);
+                    self.finish_apart();
+                }
+            }
+        }
+        Err(if has_cancelled {
+            RunOutcome::Cancelled
+        } else {
+            RunOutcome::Succeeded
+        })
     }
 
     fn message(&self, place: usize) -> Option<BatchMessage> {
@@ -279,7 +297,8 @@ impl<'a> BatchMembers<'a> {
     /// Finishes those that have ended in a task of their own.
     fn finish_apart(&mut self) {
         if !self.finished.is_empty() {
-            let (tasks, finished) = (Arc::clone(self.tasks), std::mem::take(&mut self.finished));
+            let tasks = Arc::clone(self.tasks);
+            let finished = std::mem::take(&mut self.finished);
             self.tasks
                 .spawn(async move { finish(&tasks, finished).await });
         }

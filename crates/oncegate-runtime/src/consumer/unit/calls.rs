@@ -55,9 +55,9 @@ struct Calls {
 
 #[derive(Default)]
 struct Members {
-    /// Their handlers have not begun.
+    /// The members whose handlers have not begun.
     waiting: VecDeque<Granted>,
-    /// Their handlers have ended.
+    /// The members whose handlers have ended.
     ended: Vec<Finished>,
     /// A task is about to help.
     is_help_due: bool,
@@ -110,16 +110,16 @@ impl Calls {
         Some(next)
     }
 
-    /// Each change leaves the members consistent, so a panic elsewhere does no harm.
+    /// Locks the members. Each change leaves them consistent, so a panic elsewhere does no harm.
     fn members(&self) -> MutexGuard<'_, Members> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What the first poll of a handler has shown.
+/// The result of a handler's first poll.
 enum Called {
     Ended(Finished),
-    /// It waits for something. It began at this time.
+    /// The handler waits for something. It began at this time.
     Waits(Granted, HandlerCall, Instant),
 }
 
@@ -135,15 +135,14 @@ fn call(granted: Granted) -> Called {
     }
     let began = Instant::now();
     item.enter(Stage::Running, began);
-    let (message, attempt) = (
-        granted.lease.message().clone(),
-        granted.lease.attempt().clone(),
-    );
+    let message = granted.lease.message().clone();
+    let attempt = granted.lease.attempt().clone();
     let mut work = Arc::clone(&item.route.handler).handle(message, attempt, gate.settings().codec);
     let polled = {
         let _entered = granted.span.enter();
-        let poll = || work.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        catch_unwind(AssertUnwindSafe(poll))
+        catch_unwind(AssertUnwindSafe(|| {
+            work.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        }))
     };
     let ran = match polled {
         Ok(Poll::Pending) => return Called::Waits(granted, work, began),
@@ -199,10 +198,8 @@ async fn until_cancelled(granted: &Granted, work: HandlerCall) -> Ran {
 /// Waits until the run should stop and its result would not be used: its lease says so, or the
 /// broker takes its message away.
 pub(super) fn discarded(granted: &Granted) -> impl Future<Output = ()> + Send + 'static {
-    let (discarded, ack_handle) = (
-        granted.lease.discarded().clone(),
-        Arc::clone(&granted.member.item.delivery.ack_handle),
-    );
+    let discarded = granted.lease.discarded().clone();
+    let ack_handle = Arc::clone(&granted.member.item.delivery.ack_handle);
     async move {
         match ack_handle.lost() {
             None => discarded.cancelled().await,

@@ -38,8 +38,8 @@ const UNREADABLE_RECHECK: Duration = Duration::from_secs(30);
 /// over: it counts whole milliseconds.
 const RELEASED_IS_DUE: Duration = Duration::from_millis(2);
 
-/// How long a message that must run alone may keep others from starting while the last handlers
-/// end.
+/// The longest time that a message that must run alone keeps others from starting while the last
+/// handlers end.
 const QUARANTINE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The delay before such a message tries again to run alone: meanwhile the others run.
@@ -165,8 +165,8 @@ fn follow(
     granted(tasks, shared, (member, lease), purpose, ended)
 }
 
-/// The key is claimed: its handler runs, unless a failure of before must be recorded first, or it
-/// must run at another time.
+/// Returns the member if its handler is to run under this claim: not if a failure of before must be
+/// recorded first, nor if it must run at another time.
 fn granted(
     tasks: &Arc<Tasks>,
     shared: &Shared,
@@ -174,10 +174,8 @@ fn granted(
     purpose: Purpose,
     ended: &mut Vec<Ended>,
 ) -> Option<Granted> {
-    let (progress, is_used_up) = (
-        &member.item.past.progress,
-        is_used_up(shared, &member.item, &lease),
-    );
+    let progress = &member.item.past.progress;
+    let is_used_up = is_used_up(shared, &member.item, &lease);
     let runs_later = match purpose {
         Purpose::Look => !progress.is_rolled_back(),
         // Earlier attempts have ended their processes. It holds no failure that must be recorded
@@ -235,7 +233,7 @@ fn granted(
     })
 }
 
-/// Whether all attempts of the message were used before this one.
+/// Returns whether all attempts of the message were used before this one.
 fn is_used_up(shared: &Shared, item: &Item, lease: &Lease) -> bool {
     // While its handler is paused, the message may not be the cause of its failures.
     lease.attempt().number() > shared.settings.max_attempts && item.route.breaker.is_closed()
@@ -260,7 +258,8 @@ async fn not_granted(
         Ok(Claimed::Failed {
             handed_over: true, ..
         }) => {
-            let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
+            let scope = item.route.gate.scope();
+            let origin = item.delivery.message.origin();
             info!(scope, %origin, "the message has failed before, and is in the dead letters");
             End::HandedOver
         }
@@ -270,10 +269,8 @@ async fn not_granted(
             by,
         }) => End::NotHandedOver { reason, by },
         Ok(Claimed::Mismatch) => {
-            let (cause, reason) = (
-                DeadLetterCause::Mismatch,
-                "the key is known with other content".to_owned(),
-            );
+            let cause = DeadLetterCause::Mismatch;
+            let reason = "the key is known with other content".to_owned();
             End::GiveUp {
                 lease: None,
                 cause,
@@ -300,7 +297,7 @@ async fn not_granted(
     }
 }
 
-/// Another attempt has the key, or its retry is not due.
+/// The end of a message whose key another attempt has, or whose retry is not due.
 fn busy(shared: &Shared, item: &mut Item, retry_in: Duration) -> End {
     // No attempt runs: a claim is protected for at most one lease.
     if retry_in > item.route.gate.settings().lease + RELEASED_IS_DUE {
@@ -314,8 +311,8 @@ fn busy(shared: &Shared, item: &mut Item, retry_in: Duration) -> End {
     }
 }
 
-/// The record is completed: by this message's own transaction, if its commit was not answered, or
-/// before.
+/// The end of a message whose record is completed: by its own transaction, if the commit was not
+/// answered, or before.
 async fn completed(shared: &Shared, item: &Item, stored: Bytes) -> End {
     let Ok(identity) = &item.identity else {
         return End::HandedOver;

@@ -32,7 +32,7 @@ const WITHOUT_TRANSACTION: &str = "the handler returned without `Attempt::commit
 pub(super) struct Finished {
     pub(super) granted: Granted,
     pub(super) ran: Ran,
-    /// When the handler was called.
+    /// The time of the handler's call.
     pub(super) began: Instant,
 }
 
@@ -78,7 +78,8 @@ fn note(
         lease,
         span,
     } = granted;
-    let (gate, outcome) = (&member.item.route.gate, ran.outcome());
+    let gate = &member.item.route.gate;
+    let outcome = ran.outcome();
     let took = now.saturating_duration_since(began);
     shared.watch.handler_times.note(took);
     gate.observe(Event::HandlerRan {
@@ -93,8 +94,8 @@ fn note(
         .tell_breaker(lease.was_cut_short(), outcome, ran.failure())
 }
 
-/// Whether the record of this run holds its result and nothing else is to be done: no transaction
-/// of the handler's, no result store.
+/// Returns whether the record of this run holds its result and nothing else is to be done: no
+/// transaction of the handler's, no result store.
 fn is_stored_as_it_is(Granted { member, lease, .. }: &Granted, stored: &Bytes) -> bool {
     let settings = member.item.route.gate.settings();
     stored.len() <= settings.max_result_bytes
@@ -257,9 +258,7 @@ pub(super) fn failed(
 ) -> End {
     let reason = failure.reason();
     let attempt = lease.attempt().number();
-    // One that is due starts before messages that came later, so one without a delay would leave
-    // them no permit.
-    let delayed = |delay: Duration| delay.max(shared.settings.backoff.first() / 2);
+
     let (after, count) = match failure.advice() {
         Advice::GiveUp => return give_up(lease, DeadLetterCause::Permanent, reason, attempt),
         Advice::Retry { after } => (after, count),
@@ -267,7 +266,7 @@ pub(super) fn failed(
         Advice::Later { after } => {
             return End::Later {
                 lease: Box::new(lease),
-                delay: delayed(after),
+                delay: not_too_soon(shared, after),
                 reason,
             };
         }
@@ -278,12 +277,17 @@ pub(super) fn failed(
     }
     // Attempts that are not counted get the same delays as those that are.
     let failures = attempt.saturating_add(item.past.uncounted);
-    let delay =
-        delayed(after.unwrap_or_else(|| shared.settings.backoff.wait(failures, shared.random())));
+    let delay = after.unwrap_or_else(|| shared.settings.backoff.wait(failures, shared.random()));
     End::Retry {
         lease: Box::new(lease),
-        delay,
+        delay: not_too_soon(shared, delay),
         count,
         reason,
     }
+}
+
+/// Returns the delay, or the shortest one. A message that is due starts before messages that came
+/// later, so one without a delay would leave them no permit.
+fn not_too_soon(shared: &Shared, delay: Duration) -> Duration {
+    delay.max(shared.settings.backoff.first() / 2)
 }

@@ -53,7 +53,8 @@ async fn run(tasks: Arc<Tasks>, members: Vec<Member>) -> Vec<Ended> {
         if !member.item.start() {
             ended.push(member.not_ours());
         } else if let Err(error) = &member.item.identity {
-            let (cause, reason) = (DeadLetterCause::BadKey, error.to_string());
+            let cause = DeadLetterCause::BadKey;
+            let reason = error.to_string();
             tasks.settle(
                 &mut ended,
                 member,
@@ -76,7 +77,8 @@ async fn run(tasks: Arc<Tasks>, members: Vec<Member>) -> Vec<Ended> {
     let Some(first) = started.first() else {
         return ended;
     };
-    let (route, is_batch) = (Arc::clone(&first.item.route), first.is_in_batch());
+    let route = Arc::clone(&first.item.route);
+    let is_batch = first.is_in_batch();
     match &route.transactional {
         None => claims::run(&tasks, started, Purpose::Run, ended).await,
         Some(TransactionalRoute {

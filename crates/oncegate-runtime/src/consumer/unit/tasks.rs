@@ -56,7 +56,7 @@ impl Tasks {
         self.running().try_join_next()
     }
 
-    /// How many tasks run.
+    /// Returns the number of running tasks.
     pub(in crate::consumer) fn len(&self) -> usize {
         self.running().len()
     }

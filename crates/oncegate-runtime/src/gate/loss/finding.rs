@@ -22,7 +22,7 @@ pub(in crate::gate) struct Loss {
     pub(in crate::gate) evidence: Evidence,
 }
 
-/// What shows a loss. Another look asks for the same before the loss is written.
+/// The evidence of a loss. Another look asks for the same before the loss is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::gate) enum Evidence {
     /// The store has noticed the loss itself.
@@ -30,7 +30,7 @@ pub(in crate::gate) enum Evidence {
     Descriptor,
     /// A marker record is gone.
     Marker,
-    /// These records are gone.
+    /// The records that are gone.
     Records(Vec<Witness>),
     /// The positions that a broker keeps.
     Positions(Vec<StorePosition>),
@@ -47,8 +47,8 @@ impl Loss {
         }
     }
 
-    /// Whether the descriptor in the store has it: another process was faster, or an operator has
-    /// accepted it already.
+    /// Returns whether the descriptor in the store has the loss: another process was faster, or an
+    /// operator has accepted it already.
     pub(in crate::gate) fn is_written_in(
         &self,
         held: &ScopeDescriptor,
@@ -56,10 +56,10 @@ impl Loss {
     ) -> bool {
         let halt = held.halt.as_ref();
         let is_settled = halt.is_some() || (held.epoch != known.epoch && held.knows(known.epoch));
-        let names = |lost: &Epoch| {
-            held.knows(*lost) || halt.is_some_and(|halt| halt.lost_epochs.contains(lost))
-        };
-        is_settled && self.epochs.iter().all(names)
+        is_settled
+            && self.epochs.iter().all(|lost| {
+                held.knows(*lost) || halt.is_some_and(|halt| halt.lost_epochs.contains(lost))
+            })
     }
 
     /// Returns the descriptor with the loss written into it: halted, or in `next_epoch` if work
@@ -94,8 +94,8 @@ impl Loss {
     }
 }
 
-/// Whether a loss that the store had noticed before the scope was opened needs no halt: the scope
-/// has begun since, or its loss was accepted.
+/// Returns whether a loss that the store had noticed before the scope was opened needs no halt: the
+/// scope has begun since, or its loss was accepted.
 pub(super) fn is_settled(at: SystemTime, known: &ScopeDescriptor, first: &ScopeDescriptor) -> bool {
     // Another process may have opened it, on another clock.
     let is_new = known.epoch == first.epoch

@@ -81,9 +81,12 @@ async fn watched() -> (Arc<Counting>, LossWatch) {
 
 /// Another process on the store.
 async fn watching(store: &Arc<Counting>) -> LossWatch {
-    let (scope, lease) = (Scope::new("billing").unwrap(), Duration::from_secs(30));
-    let (observer, entropy) = (Arc::new(Counters::default()), Arc::default());
-    let (shared, on_loss) = (Arc::clone(store) as _, OnStoreLoss::Halt);
+    let scope = Scope::new("billing").unwrap();
+    let lease = Duration::from_secs(30);
+    let observer = Arc::new(Counters::default());
+    let entropy = Arc::default();
+    let shared = Arc::clone(store) as _;
+    let on_loss = OnStoreLoss::Halt;
     LossWatch::open(scope, shared, "{}", lease, on_loss, observer, entropy)
         .await
         .unwrap()
@@ -212,7 +215,8 @@ async fn text(store: &Counting) -> String {
 #[tokio::test]
 async fn an_answer_that_a_newer_one_overtook_halts_nothing() {
     let (store, watch) = watched().await;
-    let (watch, release) = (Arc::new(watch), Arc::new(Notify::new()));
+    let watch = Arc::new(watch);
+    let release = Arc::new(Notify::new());
     *store.holds_back.lock().unwrap() = Some(Arc::clone(&release));
     let early = tokio::spawn({
         let watch = Arc::clone(&watch);

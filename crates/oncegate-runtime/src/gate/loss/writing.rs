@@ -16,15 +16,15 @@ use crate::observe::Event;
 /// The delays between tries to write a loss before a stop ends.
 const WRITE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
-/// Who has noticed the loss that a descriptor holds.
+/// The process that has noticed the loss in a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Noticed {
-    /// This process, which reports it.
+    /// The process is this one, which reports the loss.
     Here,
     Elsewhere,
 }
 
-/// What became of a loss that was to be written.
+/// The result of writing a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Written {
     /// The descriptor holds it, or its acceptance.
@@ -121,7 +121,7 @@ impl LossWatch {
         self.adopt(state, held, Noticed::Here);
     }
 
-    /// Whether the store still shows the loss, as far as it can be asked.
+    /// Returns whether the store still shows the loss, as far as it can be asked.
     async fn is_still_shown(
         &self,
         loss: &Loss,

@@ -1,0 +1,179 @@
+//! The opening of a consumer's gates.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
+
+use oncegate_core::store::DeadLetterStop;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::Consumer;
+use crate::consumer::breaker::Switch;
+use crate::consumer::dead_letter_limit::DeadLetterGuard;
+use crate::consumer::error::ConsumerError;
+use crate::consumer::in_flight::InFlight;
+use crate::consumer::settings::ConsumerSettings;
+use crate::consumer::shared::{Route, Shared, TransactionalRoute};
+use crate::consumer::start::{Opened, Waiting};
+use crate::consumer::trace::Spans;
+use crate::consumer::watch::Watch;
+use crate::consumer::work::Work;
+use crate::gate::{Gate, OpenGate};
+use crate::health::FailureLog;
+
+impl Consumer {
+    /// Checks every setting and opens every gate. `None`: the consumer was asked to stop in the
+    /// meantime.
+    pub(super) async fn open(
+        &mut self,
+        mut shutdown: Pin<&mut (impl Future<Output = ()> + Send)>,
+    ) -> Result<Option<Shared>, ConsumerError> {
+        self.check_settings()?;
+        let entropy = self
+            .routes
+            .first()
+            .map(|(_, gate, _)| gate.entropy())
+            .unwrap_or_default();
+        let waiting = Waiting {
+            life: Arc::clone(&self.life),
+            observer: Arc::clone(&self.observer),
+            patience: self.settings.start_patience,
+            entropy,
+        };
+        let settings = self.settings;
+        let mut routes = Vec::new();
+        for (number, (name, gate, work)) in self.routes.drain(..).enumerate() {
+            let gate = configured(gate, &work, &settings, &waiting);
+            let opened = open_route(number, gate, work, &settings, &waiting, shutdown.as_mut());
+            let Some(route) = opened.await? else {
+                return Ok(None);
+            };
+            routes.push((name, Arc::new(route)));
+        }
+        Ok(Some(self.shared(routes)))
+    }
+
+    /// The state that the parts of the running consumer share.
+    fn shared(&mut self, routes: Vec<(Option<String>, Arc<Route>)>) -> Shared {
+        let earlier_stop = routes
+            .iter()
+            .find_map(|(_, route)| stop_before(&route.gate));
+        Shared {
+            routes,
+            dead_letters: self.dead_letters.take(),
+            observer: Arc::clone(&self.observer),
+            permits: Arc::new(Semaphore::new(self.settings.concurrency as usize)),
+            dead_letter_guard: Mutex::new(DeadLetterGuard::new(
+                self.dead_letter_limit,
+                earlier_stop.as_ref(),
+            )),
+            in_flight: InFlight::new(self.settings.most_messages, self.settings.most_bytes),
+            duplicates: AtomicU32::new(0),
+            watch: Arc::new(Watch::new()),
+            failures: FailureLog::default(),
+            stopping: CancellationToken::new(),
+            at_once: CancellationToken::new(),
+            spans: Spans {
+                group: self.source.status().group,
+                #[cfg(feature = "otel")]
+                trace_parent: self.settings.trace_parent,
+            },
+            retry_queue: self.source.retry_queue(),
+            retry_writes: Arc::default(),
+            settings: self.settings,
+        }
+    }
+}
+
+/// Passes the consumer's settings on to a gate.
+fn configured(mut gate: Gate, work: &Work, settings: &ConsumerSettings, waiting: &Waiting) -> Gate {
+    if work.limit().is_some() {
+        gate = gate.transactional();
+    }
+    gate.set_observer(Arc::clone(&waiting.observer));
+    if let Some(patience) = settings.fail_open_after {
+        gate.set_fail_open(patience);
+        warn!(
+            scope = gate.scope(),
+            ?patience,
+            "the consumer fails open: when its store is away for longer, messages run without it, and duplicates run again"
+        );
+    }
+    gate
+}
+
+/// Opens the gate of a route, and begins the session of its handler if that is transactional.
+/// `None`: the consumer was asked to stop in the meantime.
+async fn open_route(
+    number: usize,
+    gate: Gate,
+    work: Work,
+    settings: &ConsumerSettings,
+    waiting: &Waiting,
+    mut shutdown: Pin<&mut (impl Future<Output = ()> + Send)>,
+) -> Result<Option<Route>, ConsumerError> {
+    let fail_open = gate.fail_open()?;
+    if let Opened::No = waiting.until_gate_is_open(&gate, shutdown.as_mut()).await? {
+        return Ok(None);
+    }
+    let gate = Arc::clone(gate.opened().await?);
+    tell_of(&gate);
+    let breaker = Switch::new(settings.breaker, &gate);
+    let Work {
+        handler,
+        limits,
+        batches,
+        transactional,
+        transactional_batches,
+    } = work;
+    let transactional =
+        transactional.map(|work| TransactionalRoute::new(work, transactional_batches, &gate));
+    if let Some(transactional) = &transactional
+        && let Opened::No = waiting
+            .until_session_begins(transactional, &gate, shutdown)
+            .await?
+    {
+        return Ok(None);
+    }
+    Ok(Some(Route {
+        number,
+        gate,
+        fail_open,
+        handler,
+        limits,
+        batches,
+        transactional,
+        breaker,
+    }))
+}
+
+/// Logs what an open gate promises, and what its store warns of.
+fn tell_of(gate: &OpenGate) {
+    let checkup = gate.checkup();
+    let promise = gate.promise();
+    info!(
+        scope = gate.scope(),
+        store = checkup.store,
+        promise = promise.to_string(),
+        adds_a_run = promise.adds_a_run,
+        "the gate is open"
+    );
+    for warning in &checkup.warnings {
+        warn!(scope = gate.scope(), store = checkup.store, "{warning}");
+    }
+}
+
+/// The stop of an earlier process at its dead-letter limit.
+fn stop_before(gate: &OpenGate) -> Option<DeadLetterStop> {
+    let stop = gate.dead_letter_stop()?;
+    warn!(
+        scope = gate.scope(),
+        stop.what,
+        "a consumer has stopped at its dead-letter limit: until a message succeeds, this one stops at the first message \
+         that it would have to give up; `oncegate accept-dead-letters` lets as many be given up again"
+    );
+    Some(stop)
+}

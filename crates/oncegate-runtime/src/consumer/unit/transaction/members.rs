@@ -1,0 +1,247 @@
+//! The members of a unit in the transactions of a batch handler.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::time::{Instant, sleep};
+use tracing::info;
+
+use super::follow::{InTransaction, follow};
+use crate::consumer::end::BUSY_BACKOFF;
+use crate::consumer::erased::{BatchEnd, ErasedTransactionalBatches, Rest, TransactionEnd};
+use crate::consumer::member::{Ended, Member};
+use crate::consumer::split::{Blame, NextStep, Part, Split, blame};
+use crate::consumer::unit::claims::{self, Purpose};
+use crate::consumer::unit::tasks::Tasks;
+use crate::gate::TransactionRun;
+use crate::handler::BoxFuture;
+use crate::health::Stage;
+use crate::observe::{BatchCall, Event, RunOutcome};
+use crate::transactional::Excuse;
+
+/// The members of a batch, each until its end is known.
+pub(super) struct TransactionMembers<'a> {
+    tasks: &'a Arc<Tasks>,
+    caller: &'a Arc<dyn ErasedTransactionalBatches>,
+    members: Vec<Option<InTransaction>>,
+    /// Resolves when the broker has taken a member away.
+    lost: FuturesUnordered<BoxFuture<'static, ()>>,
+    ended: Vec<Ended>,
+    to_claim: Vec<Member>,
+}
+
+impl<'a> TransactionMembers<'a> {
+    pub(super) fn of(
+        tasks: &'a Arc<Tasks>,
+        caller: &'a Arc<dyn ErasedTransactionalBatches>,
+        begun: Vec<InTransaction>,
+    ) -> Self {
+        let began = Instant::now();
+        let lost = begun.iter().map(|InTransaction { member, run, .. }| {
+            member.item.enter(Stage::Running, began);
+            let run = Arc::clone(run);
+            let ack_handle = Arc::clone(&member.item.delivery.ack_handle);
+            Box::pin(async move {
+                if let Some(lost) = ack_handle.lost() {
+                    lost.await;
+                    run.discarded().cancel();
+                }
+            }) as BoxFuture<'static, ()>
+        });
+        let lost = lost.collect();
+        let members = begun.into_iter().map(Some).collect();
+        Self {
+            tasks,
+            caller,
+            members,
+            lost,
+            ended: Vec::new(),
+            to_claim: Vec::new(),
+        }
+    }
+
+    /// Runs transactions until each message has an end.
+    pub(super) async fn run(mut self) -> Vec<Ended> {
+        let mut split = Split::new((0..self.members.len()).collect(), Vec::new());
+        while let Some((mut part, call)) = split.next_part() {
+            // What the transaction before has ended does not wait for this one.
+            self.tasks.report(&mut self.ended);
+            let to_claim = std::mem::take(&mut self.to_claim);
+            if !to_claim.is_empty() {
+                claim_apart(self.tasks, to_claim);
+            }
+            let Some(rest) = self.run_one(&mut part, call, &mut split).await else {
+                continue;
+            };
+            let messages = part.members.len();
+            let was_split = matches!(rest.blame(), Blame::One | Blame::InTheWay | Blame::Conflict);
+            match split.failed(part, rest.blame()) {
+                NextStep::GoOn if was_split => self.log_split(messages, &rest),
+                NextStep::GoOn => {}
+                NextStep::BackOff(conflicts) => {
+                    sleep(BUSY_BACKOFF.wait(conflicts, self.tasks.shared.random())).await;
+                }
+                NextStep::Fail { members, .. } => self.end_all(members, &rest),
+                NextStep::Outage {
+                    members,
+                    rest: others,
+                    ..
+                } => {
+                    self.end_all(members, &rest);
+                    let later = Rest::Excused {
+                        excuse: Excuse::Conflict,
+                        reason: rest.reason(),
+                    };
+                    self.end_all(others, &later);
+                }
+            }
+        }
+        claims::run(self.tasks, self.to_claim, Purpose::Look, self.ended).await
+    }
+
+    /// Runs one transaction. Returns why it has not ended those that are left in `part`.
+    async fn run_one(
+        &mut self,
+        part: &mut Part<usize>,
+        call: BatchCall,
+        split: &mut Split<usize>,
+    ) -> Option<Rest> {
+        // The broker has taken these away since the last transaction.
+        for place in &part.members {
+            if self
+                .get(*place)
+                .is_some_and(|running| running.run.discarded().is_cancelled())
+            {
+                self.end(*place, TransactionEnd::Discarded, Duration::ZERO);
+            }
+        }
+        part.members.retain(|place| self.get(*place).is_some());
+        let members = part.members.iter().filter_map(|place| self.get(*place));
+        let runs: Vec<Arc<TransactionRun>> =
+            members.map(|running| Arc::clone(&running.run)).collect();
+        if runs.is_empty() {
+            return None;
+        }
+        let mut running = self.caller.run_batch(runs, call);
+        let BatchEnd { ends, rest, took } = loop {
+            tokio::select! {
+                biased;
+                end = &mut running => break end,
+                Some(()) = self.lost.next() => {}
+            }
+        };
+        drop(running);
+        for (place, end) in part.members.iter().zip(ends) {
+            let Some(end) = end else { continue };
+            if let TransactionEnd::Committed = end {
+                split.succeeded();
+            }
+            self.end(*place, end, took);
+        }
+        part.members.retain(|place| self.get(*place).is_some());
+        (!part.members.is_empty()).then_some(rest)
+    }
+
+    fn get(&self, place: usize) -> Option<&InTransaction> {
+        self.members.get(place)?.as_ref()
+    }
+
+    fn end_all(&mut self, members: Vec<usize>, rest: &Rest) {
+        members
+            .into_iter()
+            .for_each(|place| self.end(place, rest.of_one(), Duration::ZERO));
+    }
+
+    /// Ends a message, and notes how the handler's run ended for it.
+    fn end(&mut self, place: usize, end: TransactionEnd, took: Duration) {
+        let Some(mut running) = self.members.get_mut(place).and_then(Option::take) else {
+            return;
+        };
+        let outcome = match &end {
+            TransactionEnd::Committed | TransactionEnd::Unknown(_) => Some(RunOutcome::Succeeded),
+            TransactionEnd::Failed { outcome, .. } => Some(*outcome),
+            TransactionEnd::Excused { .. } => Some(RunOutcome::Failed),
+            TransactionEnd::Discarded => Some(RunOutcome::Cancelled),
+            TransactionEnd::RecordExists | TransactionEnd::Held | TransactionEnd::NotBegun(_) => {
+                None
+            }
+        };
+        if let Some(outcome) = outcome {
+            let gate = running.run.gate();
+            gate.observe(Event::HandlerRan {
+                scope: gate.scope(),
+                outcome,
+                took,
+            });
+        }
+        running.member.item.past.runs_alone |= matches!(end, TransactionEnd::Failed { .. });
+        self.to_claim
+            .extend(follow(self.tasks, running, end, &mut self.ended));
+    }
+
+    fn log_split(&self, messages: usize, rest: &Rest) {
+        let Some(running) = self.members.iter().flatten().next() else {
+            return;
+        };
+        let scope = running.run.gate().scope();
+        let reason = rest.reason();
+        info!(
+            scope,
+            messages,
+            reason,
+            "the transaction of a batch was rolled back; each half of it is tried"
+        );
+    }
+}
+
+impl Rest {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::RunAgain => Blame::Others,
+            Self::Failed { failure, .. } => blame(failure),
+            Self::Excused {
+                excuse: Excuse::Conflict,
+                ..
+            } => Blame::Conflict,
+            // A message may end the session of its transaction, and a held key is the key of one.
+            Self::Excused {
+                excuse: Excuse::ConnectionLost,
+                ..
+            }
+            | Self::Held => Blame::InTheWay,
+        }
+    }
+
+    fn reason(&self) -> String {
+        match self {
+            Self::Failed { failure, .. } => failure.reason(),
+            Self::Excused { reason, .. } => reason.clone(),
+            Self::Held | Self::RunAgain => "another transaction holds one of the keys".to_owned(),
+        }
+    }
+
+    /// Returns what it means to one message.
+    fn of_one(&self) -> TransactionEnd {
+        match self {
+            Self::Failed { failure, outcome } => TransactionEnd::Failed {
+                failure: failure.copied(),
+                outcome: *outcome,
+            },
+            Self::Excused { excuse, reason } => TransactionEnd::Excused {
+                excuse: *excuse,
+                reason: reason.clone(),
+            },
+            Self::Held | Self::RunAgain => TransactionEnd::Held,
+        }
+    }
+}
+
+/// Claims the keys of a batch's members while its transactions go on.
+pub(super) fn claim_apart(tasks: &Arc<Tasks>, members: Vec<Member>) {
+    let others = Arc::clone(tasks);
+    tasks.spawn(Box::pin(
+        async move { claims::run(&others, members, Purpose::Look, Vec::new()).await },
+    ) as BoxFuture<'static, Vec<Ended>>);
+}

@@ -1,0 +1,117 @@
+//! The claim of a key, for loops of the user's own.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use oncegate_core::store::StoreError;
+
+use super::lease_renewer::REPEAT_BACKOFF;
+use super::{Claimed, Gate, GateError, Lease, Unfetched};
+use crate::codec::FromStored;
+use crate::failure::BoxError;
+use crate::message::Message;
+
+/// The outcome of a claim.
+#[derive(Debug)]
+pub enum Entry {
+    /// Do the work, then [`complete`](Lease::complete), and only then acknowledge.
+    Granted(Lease),
+    /// The work is done: acknowledge.
+    Completed(Stored),
+    /// Another worker runs it, or its retry is not due: do not acknowledge, ask again.
+    Busy {
+        /// The time after which it is worth asking again.
+        retry_in: Duration,
+    },
+    /// The message was given up: write a dead letter unless there is one, then acknowledge.
+    Failed {
+        /// The reason.
+        reason: String,
+        /// `true` if the dead letter is durably written.
+        handed_over: bool,
+    },
+    /// The key is known with other content. Never answer it with the other message's result.
+    Mismatch,
+}
+
+/// The stored result of a completed message.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Stored {
+    bytes: Bytes,
+    /// The reason why a large result is not available.
+    lost: Option<Arc<str>>,
+}
+
+impl Stored {
+    /// Decodes the result.
+    ///
+    /// # Errors
+    /// Returns an error when the result is of another type, was not kept, or is missing or damaged
+    /// in the gate's [`large_results`](Gate::large_results).
+    pub fn decode<T: FromStored>(&self) -> Result<T, BoxError> {
+        match &self.lost {
+            Some(why) => Err(why.to_string().into()),
+            None => T::from_stored(&self.bytes),
+        }
+    }
+}
+
+impl fmt::Debug for Stored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&crate::codec::describe_stored(&self.bytes))
+    }
+}
+
+impl Gate {
+    /// Claims the key of `message`.
+    ///
+    /// While an answer of the store is unknown, the claim is sent again with the same token, for up
+    /// to a lease. A dropped future releases what it may have been granted.
+    ///
+    /// # Errors
+    /// Returns an error when the gate cannot be opened, no key can be made, or the store, the
+    /// result store or the schema registry is unavailable: do not acknowledge.
+    pub async fn enter(&self, message: &Message) -> Result<Entry, GateError> {
+        let gate = self.opened().await?;
+        if gate.has_format() {
+            // Boxed: few gates have one, and otherwise every message's future would be larger.
+            Box::pin(gate.prepare(message)).await?;
+        }
+        let identity = gate.identify(message)?;
+        let mut claim = gate.new_claim(&identity);
+        let mut failures = 0;
+        let claimed = loop {
+            match claim.send(message).await {
+                Ok(claimed) => break claimed,
+                Err(StoreError::Unknown { .. }) if claim.age() < gate.settings.lease => {
+                    failures += 1;
+                    tokio::time::sleep(REPEAT_BACKOFF.wait(failures, gate.fraction())).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        Ok(match claimed {
+            Claimed::Granted(lease) => Entry::Granted(lease),
+            Claimed::Completed(stored) => match gate.fetch(&stored).await {
+                Ok(bytes) => Entry::Completed(Stored { bytes, lost: None }),
+                Err(Unfetched::Lost(why)) => Entry::Completed(Stored {
+                    bytes: stored,
+                    lost: Some(why.to_string().into()),
+                }),
+                Err(Unfetched::NoAnswer(error)) => return Err(error.into()),
+            },
+            Claimed::Busy(retry_in) => Entry::Busy { retry_in },
+            Claimed::Failed {
+                reason,
+                handed_over,
+                ..
+            } => Entry::Failed {
+                reason,
+                handed_over,
+            },
+            Claimed::Mismatch => Entry::Mismatch,
+        })
+    }
+}
