@@ -13,7 +13,8 @@
 //!   next. Only the wait for each confirmation makes a gap impossible.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -47,16 +48,64 @@ const PURGE_EVERY: Duration = Duration::from_secs(10);
 /// the sent messages.
 const PURGED_PER_SENT: u32 = 2;
 
+/// Time limit for the last call of a relay.
+const RESIGN_LIMIT: Duration = Duration::from_secs(1);
+
 /// A running relay, which leads or waits for the lead.
-pub(super) struct Leader {
-    pub(super) relay: Relay,
-    pub(super) token: Token,
-    pub(super) stopping: CancellationToken,
+struct Leader {
+    relay: Relay,
+    token: Token,
+    stopping: CancellationToken,
+}
+
+impl Relay {
+    /// Publishes until `stop` resolves. Then it sends nothing more, waits for messages in flight,
+    /// and gives the lead away.
+    ///
+    /// The relay waits for a database or broker that is away. A message that the broker refuses,
+    /// for example because it is too large, is logged as an error and tried again, at last every 30
+    /// s; the later messages with its key wait behind it, and all others go on. The same holds for
+    /// a topic that the broker refuses, of which one message is tried at a time. If this future is
+    /// **dropped**, or the process ends, another relay takes over when the lease is over, and
+    /// publishes again every message that was not marked.
+    ///
+    /// # Errors
+    /// When a setting or a right must be changed.
+    pub async fn run_until(self, stop: impl Future<Output = ()> + Send) -> Result<(), RelayError> {
+        let stopping = CancellationToken::new();
+        let stop_deadline = self.stop_deadline;
+        let outbox = Arc::clone(&self.outbox);
+        let token = Token::from_bits(rand::random());
+        let leader = Leader {
+            relay: self,
+            token,
+            stopping: stopping.clone(),
+        };
+        let mut work = pin!(leader.work());
+        tokio::select! {
+            biased;
+            ended = &mut work => return ended,
+            () = stop => stopping.cancel(),
+        }
+        match timeout(stop_deadline, work).await {
+            Ok(ended) => ended,
+            Err(_elapsed) => {
+                let name = outbox.name();
+                warn!(
+                    outbox = name,
+                    "messages in flight were not confirmed before the stop; the next relay publishes them again"
+                );
+                // Without an answer, the lead ends with its lease.
+                drop(timeout(RESIGN_LIMIT, outbox.resign(token)).await);
+                Ok(())
+            }
+        }
+    }
 }
 
 impl Leader {
     /// Leads in turns with other relays, until the stop.
-    pub(super) async fn work(&self) -> Result<(), RelayError> {
+    async fn work(&self) -> Result<(), RelayError> {
         let opened = self.relay.publisher.open().await;
         opened.map_err(|error| RelayError::Publisher {
             outbox: self.relay.outbox.name().to_owned(),

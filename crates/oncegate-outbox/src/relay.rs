@@ -1,23 +1,14 @@
 //! The relay of an outbox, which a user configures and starts.
 
 use std::fmt;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate_core::record::Token;
 use oncegate_core::store::StoreError;
-use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
-use tracing::warn;
 
-use super::leader::Leader;
 use super::{OutboxStore, Publisher, ReadLimits, RelayMonitor};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::observe::Observer;
-
-/// Time limit for the last call of a relay.
-const RESIGN_LIMIT: Duration = Duration::from_secs(1);
 
 /// Publishes an outbox: reads committed messages, sends them, and marks those that the broker has
 /// confirmed.
@@ -48,7 +39,7 @@ pub struct Relay {
     pub(super) lease: Duration,
     pub(super) retention: Duration,
     pub(super) monitor: RelayMonitor,
-    stop_deadline: Duration,
+    pub(super) stop_deadline: Duration,
 }
 
 /// The reason that a relay has ended by itself.
@@ -159,49 +150,6 @@ impl Relay {
     /// Returns a monitor, which shows the backlog of the outbox while the relay runs.
     pub fn monitor(&self) -> RelayMonitor {
         self.monitor.clone()
-    }
-
-    /// Publishes until `stop` resolves. Then it sends nothing more, waits for messages in flight,
-    /// and gives the lead away.
-    ///
-    /// The relay waits for a database or broker that is away. A message that the broker refuses,
-    /// for example because it is too large, is logged as an error and tried again, at last every 30
-    /// s; the later messages with its key wait behind it, and all others go on. The same holds for
-    /// a topic that the broker refuses, of which one message is tried at a time. If this future is
-    /// **dropped**, or the process ends, another relay takes over when the lease is over, and
-    /// publishes again every message that was not marked.
-    ///
-    /// # Errors
-    /// When a setting or a right must be changed.
-    pub async fn run_until(self, stop: impl Future<Output = ()> + Send) -> Result<(), RelayError> {
-        let stopping = CancellationToken::new();
-        let stop_deadline = self.stop_deadline;
-        let outbox = Arc::clone(&self.outbox);
-        let token = Token::from_bits(rand::random());
-        let leader = Leader {
-            relay: self,
-            token,
-            stopping: stopping.clone(),
-        };
-        let mut work = pin!(leader.work());
-        tokio::select! {
-            biased;
-            ended = &mut work => return ended,
-            () = stop => stopping.cancel(),
-        }
-        match timeout(stop_deadline, work).await {
-            Ok(ended) => ended,
-            Err(_elapsed) => {
-                let name = outbox.name();
-                warn!(
-                    outbox = name,
-                    "messages in flight were not confirmed before the stop; the next relay publishes them again"
-                );
-                // Without an answer, the lead ends with its lease.
-                drop(timeout(RESIGN_LIMIT, outbox.resign(token)).await);
-                Ok(())
-            }
-        }
     }
 }
 

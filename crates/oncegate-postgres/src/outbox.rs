@@ -11,6 +11,8 @@ use oncegate_core::store::StoreError;
 use oncegate_outbox::{
     HeldBack, OutboxBacklog, OutboxMessage, OutboxStatus, OutboxStore, ReadLimits, UnsentMessage,
 };
+use oncegate_runtime::failure::BoxError;
+use oncegate_runtime::message::Header;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 

@@ -32,11 +32,11 @@ use crate::source::{AckHandle, Delivery, Source, SourceError};
 /// ```
 #[derive(Clone, Debug)]
 pub struct MemorySource {
-    shared: Arc<Shared>,
+    messages: Arc<GivenMessages>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct GivenMessages {
     waiting: Mutex<VecDeque<Message>>,
     acknowledged: Mutex<Vec<Origin>>,
 }
@@ -62,18 +62,18 @@ impl MemorySource {
 
     /// Creates a source of these messages, with their keys, headers and origins.
     pub fn of(messages: impl IntoIterator<Item = Message>) -> Self {
-        let shared = Shared {
+        let messages = GivenMessages {
             waiting: Mutex::new(messages.into_iter().collect()),
-            ..Shared::default()
+            ..GivenMessages::default()
         };
         Self {
-            shared: Arc::new(shared),
+            messages: Arc::new(messages),
         }
     }
 
     /// Returns the origins of the messages that were acknowledged, in that order.
     pub fn acknowledged(&self) -> Vec<Origin> {
-        self.shared
+        self.messages
             .acknowledged
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -89,7 +89,7 @@ impl Source for MemorySource {
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         let mut waiting = self
-            .shared
+            .messages
             .waiting
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
@@ -99,7 +99,7 @@ impl Source for MemorySource {
         let count = most.min(waiting.len());
         let deliveries = waiting.drain(..count).map(|message| Delivery {
             ack_handle: Arc::new(MemoryAck {
-                shared: Arc::clone(&self.shared),
+                messages: Arc::clone(&self.messages),
                 origin: message.origin().clone(),
             }),
             message,
@@ -114,7 +114,7 @@ impl Source for MemorySource {
 
 #[derive(Debug)]
 struct MemoryAck {
-    shared: Arc<Shared>,
+    messages: Arc<GivenMessages>,
     origin: Origin,
 }
 
@@ -124,7 +124,7 @@ impl AckHandle for MemoryAck {
     }
 
     fn ack(&self) {
-        self.shared
+        self.messages
             .acknowledged
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

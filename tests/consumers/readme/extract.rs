@@ -16,7 +16,7 @@ pub(crate) fn tutorial() -> String {
         println!("cargo::rerun-if-changed={}", path.display());
         std::fs::read_to_string(path).expect("the document")
     });
-    let shown = fence(&readme, "rust,ignore").expect("the README shows a handler");
+    let shown = code_block(&readme, "rust,ignore").expect("the README shows a handler");
     for part in shown.split("// …\n") {
         assert!(
             program(&tutorial).contains(part),
@@ -28,10 +28,10 @@ pub(crate) fn tutorial() -> String {
 
 /// The program.
 pub(crate) fn program(tutorial: &str) -> &str {
-    fence(tutorial, "rust,no_run").expect("the tutorial has a program")
+    code_block(tutorial, "rust,no_run").expect("the tutorial has a program")
 }
 
-fn fence<'a>(document: &'a str, language: &str) -> Option<&'a str> {
+fn code_block<'a>(document: &'a str, language: &str) -> Option<&'a str> {
     let (_, rest) = document.split_once(&format!("```{language}\n"))?;
     rest.split("```").next()
 }

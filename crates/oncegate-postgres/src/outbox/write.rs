@@ -1,7 +1,7 @@
 //! Writes messages in the transactions of users.
 
-use oncegate_runtime::failure::BoxError;
 use oncegate_outbox::OutboxMessage;
+use oncegate_runtime::failure::BoxError;
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::{ToSql, Type};
 
