@@ -21,10 +21,11 @@
 //! | where messages wait for a retry that is far off | `consume::retries` (the topics), `consume::retry_tier` (the wait in one) |
 //! | whether the client is connected, and reads its partitions | `group::{connection, connection_watch, unread}` |
 //! | which lines of the client are logged | `client::log` |
-//! | what happens when the client fails | `client::trouble` (the rules), `group::membership` (the replacement) |
-//! | recreated topics, offsets out of range | `client::notices` (detection), `group::poll` (reaction) |
+//! | what happens when the client fails | `client::trouble` (the rules), `group::{membership, succession}` (the replacement) |
+//! | recreated topics, offsets out of range | `client::notices` (detection), `group::positions`
+//! (reaction) |
 //! | back-pressure, client errors | `partitions::fetch_limits` (when a partition is paused), `group::{poll, buffer}` |
-//! | how dead letters, copies in retry topics and messages of an outbox are written; which errors a wait does not end | `client::producer` |
+//! | how dead letters, copies in retry topics and messages of an outbox are written; which errors a wait does not end | `client::producer`, `client::remedies` |
 //! | how a message of an outbox becomes one of a topic | `produce::publisher` |
 //! | which client settings are set or rejected | `client::settings` |
 //! | which rights a consumer lacks | `ask::rights` |

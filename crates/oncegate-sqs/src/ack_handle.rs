@@ -22,8 +22,8 @@ struct SqsTicket {
     id: MessageId,
     delivery: u64,
     lost: CancellationToken,
-    /// Whether its retries wait here, because otherwise the order of its group would break, or the
-    /// redrive policy would move the message.
+    /// `true` if its retries wait here, because otherwise the order of its group would break, or
+    /// the redrive policy would move the message.
     stays: bool,
 }
 
@@ -34,14 +34,13 @@ pub(crate) fn delivery(hub: &Arc<Hub>, fetched: Fetched) -> Delivery {
         admitted,
         stays,
     } = fetched;
-    let (hub, delivery, lost) = (Arc::clone(hub), admitted.delivery, admitted.lost);
     Delivery {
         message,
         ack_handle: Arc::new(SqsTicket {
-            hub,
+            hub: Arc::clone(hub),
             id,
-            delivery,
-            lost,
+            delivery: admitted.delivery,
+            lost: admitted.lost,
             stays,
         }),
     }

@@ -17,7 +17,7 @@ use super::settings::CONNECT_TIMEOUT;
 
 /// Time limit of a call that does not wait for messages.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// How much longer than its wait a receive may take.
+/// The time by which a receive may take longer than its wait.
 const RECEIVE_MARGIN: Duration = Duration::from_secs(10);
 
 /// The error codes for a queue that does not exist.
@@ -56,11 +56,10 @@ const PASSING: [&str; 6] = [
     "RequestTimeout",
 ];
 
-/// How long a receive waits for messages after a failed one. Its answer shows that the queue is
-/// back.
+/// The wait of a receive for messages after a failed one. Its answer shows that the queue is back.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
 
-/// How a receive waits for messages.
+/// The wait of a receive for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Poll {
     /// As long as the source's setting.
@@ -79,11 +78,11 @@ pub(crate) struct Api {
     visibility: Duration,
 }
 
-/// Why a call has failed.
+/// The error of a call that has failed.
 #[derive(Clone, Debug)]
 pub(crate) struct CallError {
     pub(crate) code: String,
-    /// Whether no server answered.
+    /// `true` if no server answered.
     pub(crate) is_unreachable: bool,
     text: String,
 }
@@ -113,28 +112,28 @@ impl CallError {
         }
     }
 
-    /// Whether no service has answered, as without credentials.
+    /// Returns whether no service has answered, as without credentials.
     pub(crate) fn is_unanswered(&self) -> bool {
         self.code.is_empty()
     }
 
-    /// Whether the queue does not exist.
+    /// Returns whether the queue does not exist.
     pub(crate) fn is_no_queue(&self) -> bool {
         NO_QUEUE.contains(&self.code.as_str())
     }
 
-    /// Whether the error is temporary: the server is unreachable or too busy.
+    /// Returns whether the error is temporary: the server is unreachable or too busy.
     pub(crate) fn is_passing(&self) -> bool {
         self.is_unreachable || Self::is_passing_code(&self.code)
     }
 
-    /// Whether an error with this code is temporary.
+    /// Returns whether an error with this code is temporary.
     pub(crate) fn is_passing_code(code: &str) -> bool {
         PASSING.contains(&code)
     }
 
-    /// Whether access is denied, or the caller is unknown, for example because its credentials have
-    /// expired.
+    /// Returns whether access is denied, or the caller is unknown, for example because its
+    /// credentials have expired.
     pub(crate) fn is_denied(&self) -> bool {
         self.code.contains("AccessDenied") || UNKNOWN_CALLER.contains(&self.code.as_str())
     }
@@ -174,21 +173,9 @@ impl From<BuildError> for CallError {
 
 impl Api {
     pub(crate) fn new(client: &Client, url: String, wait: Duration, visibility: Duration) -> Self {
-        let limited = |limit: Duration| {
-            // Its own time limits also give it its own connections. The runtime that opened a
-            // connection drives it, and a heartbeat must not depend on a blocked runtime.
-            let timeouts = TimeoutConfig::builder()
-                .connect_timeout(CONNECT_TIMEOUT)
-                .read_timeout(limit)
-                .operation_attempt_timeout(limit)
-                .operation_timeout(limit)
-                .build();
-            let config = client.config().to_builder().timeout_config(timeouts);
-            Client::from_conf(config.retry_config(RetryConfig::disabled()).build())
-        };
         Self {
-            polls: limited(wait + RECEIVE_MARGIN),
-            calls: limited(CALL_TIMEOUT),
+            polls: limited(client, wait + RECEIVE_MARGIN),
+            calls: limited(client, CALL_TIMEOUT),
             url,
             wait,
             visibility,
@@ -253,6 +240,20 @@ impl Api {
     }
 }
 
+/// Returns a client whose calls have this time limit, and are not repeated.
+fn limited(client: &Client, limit: Duration) -> Client {
+    // Its own time limits also give it its own connections. The runtime that opened a connection
+    // drives it, and a heartbeat must not depend on a blocked runtime.
+    let timeouts = TimeoutConfig::builder()
+        .connect_timeout(CONNECT_TIMEOUT)
+        .read_timeout(limit)
+        .operation_attempt_timeout(limit)
+        .operation_timeout(limit)
+        .build();
+    let config = client.config().to_builder().timeout_config(timeouts);
+    Client::from_conf(config.retry_config(RetryConfig::disabled()).build())
+}
+
 /// The attempt id of a receive from a FIFO queue, with which its answer can be requested again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Attempt(String);
@@ -276,21 +277,26 @@ fn answers<'a>(
     failed: &[BatchResultErrorEntry],
 ) -> Vec<Answer> {
     let mut answers = vec![Answer::Failed; count];
-    let mut set = |id: &str, answer| {
-        if let Some(place) = id
-            .parse()
-            .ok()
-            .and_then(|position: usize| answers.get_mut(position))
-        {
-            *place = answer;
+    for id in done {
+        if let Some(answer) = answer_mut(&mut answers, id) {
+            *answer = Answer::Done;
         }
-    };
-    done.for_each(|id| set(id, Answer::Done));
+    }
     for entry in failed {
-        let gone = GONE.contains(&entry.code.as_str());
-        set(&entry.id, if gone { Answer::Gone } else { Answer::Failed });
+        if let Some(answer) = answer_mut(&mut answers, &entry.id) {
+            *answer = if GONE.contains(&entry.code.as_str()) {
+                Answer::Gone
+            } else {
+                Answer::Failed
+            };
+        }
     }
     answers
+}
+
+/// Returns the answer for the entry with this id, which is its position.
+pub(crate) fn answer_mut<'a, T>(answers: &'a mut [T], id: &str) -> Option<&'a mut T> {
+    answers.get_mut(id.parse::<usize>().ok()?)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Converts SQS messages to ours.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use aws_sdk_sqs::types::{MessageAttributeValue, MessageSystemAttributeName};
@@ -39,7 +39,7 @@ pub(crate) struct Reader {
     pub(crate) fifo: bool,
     pub(crate) body: Body,
     pub(crate) routes_from_attributes: bool,
-    /// How many receives of a message the redrive policy allows.
+    /// The number of receives of a message that the redrive policy allows.
     pub(crate) max_receives: Option<u32>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Read {
     pub(crate) handle: Arc<str>,
     /// The group of a FIFO queue.
     pub(crate) group: Option<String>,
-    /// Whether the redrive policy will move the message before another receive.
+    /// `true` if the redrive policy will move the message before another receive.
     pub(crate) last_receive: bool,
 }
 
@@ -62,13 +62,9 @@ impl Reader {
         let id = MessageId::from(raw.message_id?);
         let handle = Arc::from(raw.receipt_handle?);
         let system = raw.attributes.unwrap_or_default();
-        let number = |name: MessageSystemAttributeName| {
-            system
-                .get(&name)
-                .and_then(|value| value.parse::<i64>().ok())
-        };
-        let sent_ms = number(MessageSystemAttributeName::SentTimestamp);
-        let receives = number(MessageSystemAttributeName::ApproximateReceiveCount).unwrap_or(1);
+        let sent_ms = number(&system, MessageSystemAttributeName::SentTimestamp);
+        let receives =
+            number(&system, MessageSystemAttributeName::ApproximateReceiveCount).unwrap_or(1);
         let group = system
             .get(&MessageSystemAttributeName::MessageGroupId)
             .filter(|_| self.fifo)
@@ -128,6 +124,13 @@ impl Reader {
     }
 }
 
+fn number(
+    system: &HashMap<MessageSystemAttributeName, String>,
+    name: MessageSystemAttributeName,
+) -> Option<i64> {
+    system.get(&name).and_then(|value| value.parse().ok())
+}
+
 /// Returns the sender's attributes as headers, by name, and their types.
 fn attributes(
     attributes: impl IntoIterator<Item = (String, MessageAttributeValue)>,
@@ -158,7 +161,7 @@ fn attributes(
     }
 }
 
-/// Whether SQS reserves this name.
+/// Returns whether SQS reserves this name.
 pub(crate) fn is_system(name: &str) -> bool {
     name.get(..SYSTEM_PREFIX.len())
         .is_some_and(|prefix| prefix.eq_ignore_ascii_case(SYSTEM_PREFIX))

@@ -5,7 +5,8 @@ use aws_sdk_sqs::types::builders::MessageBuilder;
 use super::*;
 
 fn reader() -> Reader {
-    let (queue, body) = ("orders".into(), Body::Raw);
+    let queue = "orders".into();
+    let body = Body::Raw;
     Reader {
         queue,
         fifo: false,

@@ -12,7 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 
 use super::api::CallError;
-use super::convert::{GROUP_HEADER, SOURCE_ARN_HEADER, TYPES_HEADER, is_system, text};
+use super::convert::{GROUP_HEADER, SOURCE_ARN_HEADER, TYPES_HEADER, text};
 use super::dead_letters::attribute;
 use super::letter::{self, Provenance, Redriven};
 use super::queue::{self, Queue};
@@ -28,11 +28,11 @@ use oncegate_runtime::source::{AckHandle, Delivery, Source as _, SourceError};
 /// The visibility timeout of received messages; also how long they stay hidden after the process is
 /// killed.
 const VISIBILITY: Duration = Duration::from_secs(60);
-/// How long a receive waits for messages.
+/// The time that a receive waits for messages.
 const WAIT: Duration = Duration::from_secs(2);
 /// After this long without a message, the queue counts as empty.
 const QUIET: Duration = Duration::from_secs(6);
-/// How many messages are requested at a time.
+/// The number of messages that are requested at a time.
 const RECEIVE_MOST: usize = 100;
 /// The most dead letters that are held; the rest of a longer queue is read the next time.
 const HELD_MOST: usize = 100_000;
@@ -124,13 +124,12 @@ impl DeadLetterReader for SqsDeadLetterReader {
         let source = SqsSource::from_client(client.clone(), self.queue.as_str());
         let source = source.visibility(VISIBILITY).wait(WAIT);
         source.open(Arc::new(Counters::default())).await?;
-        let (held, destinations) = (HashMap::new(), tokio::sync::Mutex::default());
         self.open = Some(ReaderConnection {
             source,
             client,
-            held,
+            held: HashMap::new(),
             seen: 0,
-            destinations,
+            destinations: tokio::sync::Mutex::default(),
         });
         Ok(())
     }
@@ -173,12 +172,6 @@ impl DeadLetterReader for SqsDeadLetterReader {
 
     fn destination(&self, stored: &StoredDeadLetter, to: Option<&str>) -> Result<String, String> {
         let message = stored.message();
-        let arn = || {
-            std::str::from_utf8(message.header(SOURCE_ARN_HEADER)?)
-                .ok()?
-                .rsplit(':')
-                .next()
-        };
         let queue = match (to, message.origin(), stored.letter()) {
             (Some(to), ..) => to,
             (None, Origin::Queue { queue, .. }, Some(_)) => queue,
@@ -187,7 +180,9 @@ impl DeadLetterReader for SqsDeadLetterReader {
                     "its origin is {origin}, which is not a queue: name a queue"
                 ));
             }
-            (None, _, None) => arn().ok_or_else(|| "it has no origin: name a queue".to_owned())?,
+            (None, _, None) => {
+                moved_from(message).ok_or_else(|| "it has no origin: name a queue".to_owned())?
+            }
         };
         if name(queue) == name(&self.queue) {
             return Err(format!(
@@ -281,6 +276,14 @@ impl fmt::Debug for SqsDeadLetterReader {
     }
 }
 
+/// Returns the name of the queue from which a redrive policy has moved the message.
+fn moved_from(message: &Message) -> Option<&str> {
+    std::str::from_utf8(message.header(SOURCE_ARN_HEADER)?)
+        .ok()?
+        .rsplit(':')
+        .next()
+}
+
 /// The header with the names of attributes that did not fit into the dead letter.
 const LEFT_OUT_HEADER: &str = "AWS.AttributesLeftOut";
 
@@ -340,18 +343,18 @@ fn read(kept: &Message) -> Option<DeadLetter> {
 /// Returns the sender's attributes with their types, including those stored in `oncegate-origin`,
 /// and the group.
 fn own_headers(kept: &Message, provenance: &Provenance) -> Vec<Header> {
-    let ours = |name: &str| [REASON_ATTRIBUTE, ORIGIN_ATTRIBUTE].contains(&name) || is_system(name);
     let mut headers: Vec<Header> = kept
         .headers()
         .iter()
-        .filter(|header| !ours(&header.name))
+        .filter(|header| !letter::is_ours(&header.name))
         .cloned()
         .collect();
     let mut types = letter::types(kept);
     for (name, attribute) in &provenance.attributes {
-        let value = match attribute.r#type.starts_with(letter::BINARY) {
-            true => STANDARD.decode(&attribute.value).unwrap_or_default(),
-            false => attribute.value.clone().into_bytes(),
+        let value = if attribute.r#type.starts_with(letter::BINARY) {
+            STANDARD.decode(&attribute.value).unwrap_or_default()
+        } else {
+            attribute.value.clone().into_bytes()
         };
         if attribute.r#type != letter::STRING {
             types.insert(name.clone(), attribute.r#type.clone());

@@ -148,7 +148,8 @@ impl SqsDeadLetters {
                 self.queue
             )
         })?;
-        let (origin, cause) = (letter.message.origin(), letter.cause.as_str());
+        let origin = letter.message.origin();
+        let cause = letter.cause.as_str();
         if !written.left_out.is_empty() {
             let left_out = &written.left_out;
             warn!(
@@ -267,11 +268,10 @@ pub(crate) fn group(message: &Message) -> String {
     let own = message
         .header(GROUP_HEADER)
         .and_then(|group| std::str::from_utf8(group).ok());
-    let allowed = |c: char| c.is_ascii_graphic();
     let group: String = own
         .unwrap_or(message.route())
         .chars()
-        .filter(|c| allowed(*c))
+        .filter(char::is_ascii_graphic)
         .collect();
     let group = group
         .get(..group.len().min(GROUP_MAX_BYTES))

@@ -18,10 +18,11 @@ use super::payloads::{self, Payloads};
 use super::receivers::Receivers;
 use oncegate_runtime::observe::Event;
 
-/// How often the thread checks the messages that it holds, per visibility timeout.
+/// The number of checks of the held messages per visibility timeout.
 const TICKS_PER_VISIBILITY: u32 = 20;
 const LONGEST_TICK: Duration = Duration::from_secs(1);
-/// How long a receive is repeated with the same attempt id. SQS remembers it for five minutes.
+/// The time for which a receive is repeated with the same attempt id. SQS remembers it for five
+/// minutes.
 const SAME_ANSWER: Duration = Duration::from_secs(4 * 60);
 
 /// The state of a queue's thread.
@@ -29,7 +30,7 @@ pub(crate) struct Driver {
     hub: Arc<Hub>,
     api: Arc<Api>,
     reader: Reader,
-    /// Where payloads are that are not in the queue.
+    /// The source of payloads that are not in the queue.
     payloads: Option<Arc<dyn Payloads>>,
     receivers: Receivers,
     polls: JoinSet<Polled>,
@@ -108,7 +109,7 @@ impl Driver {
         }
     }
 
-    /// Whether no work or no time is left.
+    /// Returns whether no work or no time is left.
     fn has_left(&self, by: Instant) -> bool {
         if Instant::now() < by {
             return self.receivers.under_way() == 0 && self.hub.lock().held.is_empty();
@@ -157,7 +158,8 @@ impl Driver {
         self.hub.observe(Event::SqsCalled {
             operation: "receive",
         });
-        let (api, attempt) = (Arc::clone(&self.api), self.attempt());
+        let api = Arc::clone(&self.api);
+        let attempt = self.attempt();
         let poll = if self.receivers.is_failing() {
             Poll::Probe
         } else {
@@ -328,16 +330,17 @@ impl Driver {
         let Some(payloads) = &self.payloads else {
             return self.hub.put(fetched);
         };
-        let is_elsewhere = |fetched: &Fetched| payloads.has(&fetched.message);
         let (waiting, here): (Vec<Vec<Fetched>>, Vec<Fetched>) = if self.reader.fifo {
             // In their order. The queue sends no more of a group while some of it is held.
-            if fetched.iter().any(is_elsewhere) {
+            if fetched.iter().any(|fetched| payloads.has(&fetched.message)) {
                 (vec![fetched], Vec::new())
             } else {
                 (Vec::new(), fetched)
             }
         } else {
-            let (elsewhere, here): (Vec<_>, Vec<_>) = fetched.into_iter().partition(is_elsewhere);
+            let (elsewhere, here): (Vec<_>, Vec<_>) = fetched
+                .into_iter()
+                .partition(|fetched| payloads.has(&fetched.message));
             (
                 elsewhere.into_iter().map(|fetched| vec![fetched]).collect(),
                 here,
@@ -367,7 +370,8 @@ impl Driver {
             return;
         };
         let answers = self.answers("delete", targets.len(), result);
-        let (now, mut gone) = (Instant::now(), 0);
+        let now = Instant::now();
+        let mut gone = 0;
         let mut state = self.hub.lock();
         for (target, answer) in targets.iter().zip(answers) {
             gone += u64::from(state.held.note_delete(now, target, answer, rand::random()));
@@ -393,7 +397,10 @@ impl Driver {
             return;
         };
         let answers = self.answers("visibility", changes.len(), result);
-        let (now, mut lost, mut extended, mut returned) = (Instant::now(), 0, 0, 0);
+        let now = Instant::now();
+        let mut lost = 0;
+        let mut extended = 0;
+        let mut returned = 0;
         let mut state = self.hub.lock();
         for (change, answer) in changes.iter().zip(answers) {
             lost += u64::from(
@@ -403,9 +410,9 @@ impl Driver {
             );
             let done = u64::from(answer == Answer::Done);
             if change.keep {
-                extended += done
+                extended += done;
             } else {
-                returned += done
+                returned += done;
             }
         }
         drop(state);

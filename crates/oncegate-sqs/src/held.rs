@@ -5,82 +5,39 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::entry::{
+    EXTENDS_PER_VISIBILITY, Entry, EntryState, HOLD_MOST, MARGIN_OF_VISIBILITY, Need,
+    REPEATS_PER_VISIBILITY,
+};
+pub(crate) use super::entry::{Group, MessageId, Target};
 use super::outbox::Outbox;
 use oncegate_runtime::backoff::Backoff;
 
 /// The most entries in one call to SQS.
 pub(crate) const BATCH_ENTRIES: usize = 10;
-/// How long a message can be held. SQS ends its visibility timeout 12 hours after the receive,
-/// whatever was extended. A minute less, because the queue's time began before ours.
-const HOLD_MOST: Duration = Duration::from_secs(12 * 3_600 - 60);
-/// A visibility timeout is extended when half of it is over.
-const EXTENDS_PER_VISIBILITY: u32 = 2;
-/// It is extended a sixth of it earlier if a call is sent anyway.
-const EARLY_PER_VISIBILITY: u32 = 6;
-/// An extension without an answer is repeated after another tenth of the visibility timeout.
-const REPEATS_PER_VISIBILITY: u32 = 10;
-/// The handler is cancelled when a fifth of the visibility timeout is left.
-const MARGIN_OF_VISIBILITY: u32 = 5;
-/// How long a delete may wait for others to fill its batch: a tenth of the visibility timeout, at
-/// most five seconds. If the message is delivered again because of it, its record answers.
-const DELETE_WAITS_PER_VISIBILITY: u32 = 10;
-const DELETE_WAIT_MAX: Duration = Duration::from_secs(5);
-/// How long a return, or a delete that the later messages of its group wait for, may wait for
+/// The time that a return, or a delete that the later messages of its group wait for, may wait for
 /// others to fill its batch.
 const SHORT_WAIT: Duration = Duration::from_millis(50);
 /// The delays between attempts to delete or return a message.
 const REPEAT_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 
-/// The broker's id of a message.
-pub(crate) type MessageId = Arc<str>;
-
-/// A flag shared by the messages of one group from one receive. The queue delivers no other message
-/// of the group while one of them is held.
-pub(crate) type Group = Arc<AtomicBool>;
-
-/// All messages held.
+/// The messages held.
 #[derive(Debug)]
 pub(crate) struct Held {
     visibility: Duration,
     entries: HashMap<MessageId, Entry>,
     deletes: Outbox<MessageId>,
     returns: Outbox<MessageId>,
-    /// How many messages are in hand: neither acknowledged nor returned.
+    /// The number of messages in hand: neither acknowledged nor returned.
     in_hand: usize,
     acked: usize,
     next_delivery: u64,
-}
-
-/// One message.
-#[derive(Debug)]
-struct Entry {
-    delivery: u64,
-    /// The newest receipt handle: each receive invalidates the older ones.
-    handle: Arc<str>,
-    received_at: Instant,
-    /// From then on the queue may deliver it to other consumers.
-    visible_at: Instant,
-    extend_at: Instant,
-    extending: bool,
-    state: EntryState,
-    failures: u32,
-    lost: CancellationToken,
-    /// Whether it was lost and received again while its owner still had it.
-    regained: bool,
-    group: Option<Group>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum EntryState {
-    InHand,
-    Acked,
-    Returning { due_at: Instant },
 }
 
 /// A delivery that is now held.
@@ -92,19 +49,12 @@ pub(crate) struct Admitted {
     pub(crate) lost: CancellationToken,
 }
 
-/// One entry of a call: a message and its receipt handle at that time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
-    pub(crate) id: MessageId,
-    pub(crate) handle: Arc<str>,
-}
-
 /// A visibility timeout to set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) target: Target,
     pub(crate) visibility: Duration,
-    /// Whether the message is kept; otherwise it is returned.
+    /// `true` if the message is kept; otherwise it is returned.
     pub(crate) keep: bool,
 }
 
@@ -118,15 +68,15 @@ pub(crate) enum Answer {
     Failed,
 }
 
-/// What is due at a given time.
+/// The work that is due at a given time.
 #[derive(Debug, Default)]
 pub(crate) struct Look {
     /// Visibility timeouts to extend, at most [`BATCH_ENTRIES`] in each batch.
     pub(crate) extends: Vec<Vec<Change>>,
-    /// How many messages were lost.
+    /// The number of messages lost.
     pub(crate) lost: u64,
-    /// How many acknowledged messages will be delivered again, because they could not be deleted in
-    /// time.
+    /// The number of acknowledged messages that will be delivered again, because they could not be
+    /// deleted in time.
     pub(crate) undeleted: u64,
 }
 
@@ -163,7 +113,7 @@ impl Held {
         self.entries.values().map(|entry| entry.received_at).min()
     }
 
-    /// Whether no message is in hand, and no call to the queue is due.
+    /// Returns whether no message is in hand, and no call to the queue is due.
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -177,14 +127,14 @@ impl Held {
         handle: Arc<str>,
         group: Option<Group>,
     ) -> Option<Admitted> {
-        let (visible_at, extend_at) = (
-            now + self.visibility,
-            now + self.visibility / EXTENDS_PER_VISIBILITY,
-        );
+        let visible_at = now + self.visibility;
+        let extend_at = now + self.visibility / EXTENDS_PER_VISIBILITY;
         if let Some(entry) = self.entries.get_mut(id) {
             if !matches!(entry.state, EntryState::Returning { .. }) {
-                (entry.handle, entry.received_at) = (handle, now);
-                (entry.visible_at, entry.extend_at) = (visible_at, extend_at);
+                entry.handle = handle;
+                entry.received_at = now;
+                entry.visible_at = visible_at;
+                entry.extend_at = extend_at;
                 entry.regained = entry.lost.is_cancelled();
                 return None;
             }
@@ -192,7 +142,8 @@ impl Held {
             self.entries.remove(id);
         }
         self.next_delivery += 1;
-        let (delivery, lost) = (self.next_delivery, CancellationToken::new());
+        let delivery = self.next_delivery;
+        let lost = CancellationToken::new();
         let entry = Entry {
             delivery,
             handle,
@@ -217,8 +168,8 @@ impl Held {
             .filter(|entry| entry.delivery == delivery && entry.state == EntryState::InHand)
     }
 
-    /// Whether an attempt may begin: the message is still ours, and no earlier one of its group was
-    /// returned.
+    /// Returns whether an attempt may begin: the message is still ours, and no earlier one of its
+    /// group was returned.
     pub(crate) fn may_start(&mut self, now: Instant, id: &MessageId, delivery: u64) -> bool {
         let margin = self.visibility / MARGIN_OF_VISIBILITY;
         self.in_hand_mut(id, delivery).is_some_and(|entry| {
@@ -230,7 +181,7 @@ impl Held {
         })
     }
 
-    /// Whether the queue has left this delivery to us so far.
+    /// Returns whether the queue has left this delivery to us so far.
     pub(crate) fn is_ours(&mut self, id: &MessageId, delivery: u64) -> bool {
         self.in_hand_mut(id, delivery)
             .is_some_and(|entry| entry.is_ours())
@@ -239,7 +190,8 @@ impl Held {
     /// Acknowledges a message, so that it is deleted. A lost message is left to its next delivery,
     /// unless that delivery came to us.
     pub(crate) fn ack(&mut self, now: Instant, id: &MessageId, delivery: u64) {
-        let (visibility, is_last) = (self.visibility, self.in_hand == 1);
+        let visibility = self.visibility;
+        let is_last = self.in_hand == 1;
         let Some(entry) = self
             .in_hand_mut(id, delivery)
             .filter(|entry| entry.is_ours())
@@ -247,6 +199,8 @@ impl Held {
             return;
         };
         entry.state = EntryState::Acked;
+        // Later messages of the group come only after the delete; after the last message in hand,
+        // nothing fills its batch.
         let send_by = match (&entry.group, is_last) {
             (Some(_), true) => now,
             (Some(_), false) => now + SHORT_WAIT,
@@ -257,8 +211,8 @@ impl Held {
         self.deletes.push(send_by, Arc::clone(id));
     }
 
-    /// Returns a message to the queue, which delivers it again after `delay`. `false` when it was
-    /// not in hand.
+    /// Returns a message to the queue, which delivers it again after `delay`. The result is `false`
+    /// when it was not in hand.
     pub(crate) fn give_back(
         &mut self,
         now: Instant,
@@ -270,7 +224,8 @@ impl Held {
             return false;
         };
         entry.break_group();
-        let (is_visible, is_extending) = (now >= entry.visible_at, entry.extending);
+        let is_visible = now >= entry.visible_at;
+        let is_extending = entry.extending;
         if is_visible {
             self.forget(id);
             return true;
@@ -290,8 +245,11 @@ impl Held {
     /// Finds messages whose visibility timeout is due to be extended, and messages that have lost
     /// it.
     pub(crate) fn look(&mut self, now: Instant) -> Look {
-        let (visibility, mut look) = (self.visibility, Look::default());
-        let (mut due, mut early, mut over) = (Vec::new(), Vec::new(), Vec::new());
+        let visibility = self.visibility;
+        let mut look = Look::default();
+        let mut due = Vec::new();
+        let mut early = Vec::new();
+        let mut over = Vec::new();
         for (id, entry) in &mut self.entries {
             match entry.need(now, visibility) {
                 Need::Nothing => {}
@@ -333,37 +291,47 @@ impl Held {
     /// Takes the deletes that are due, at most [`BATCH_ENTRIES`] in each batch. With `all`, the
     /// incomplete batch as well, because nothing will fill it soon.
     pub(crate) fn take_deletes(&mut self, now: Instant, all: bool) -> Vec<Vec<Target>> {
-        let batches = self.deletes.take(now, all).into_iter();
         let entries = &self.entries;
-        let target = |id: MessageId| {
-            let entry = entries
-                .get(&id)
-                .filter(|entry| entry.state == EntryState::Acked)?;
-            Some(entry.target(&id))
-        };
-        let batches = batches.map(|batch| batch.into_iter().filter_map(target).collect::<Vec<_>>());
-        batches.filter(|batch| !batch.is_empty()).collect()
+        self.deletes
+            .take(now, all)
+            .into_iter()
+            .map(|batch| {
+                let targets = batch.into_iter().filter_map(|id| {
+                    let entry = entries
+                        .get(&id)
+                        .filter(|entry| entry.state == EntryState::Acked)?;
+                    Some(entry.target(&id))
+                });
+                targets.collect::<Vec<_>>()
+            })
+            .filter(|batch| !batch.is_empty())
+            .collect()
     }
 
     /// Takes the visibility changes of returned messages, at most [`BATCH_ENTRIES`] in each batch.
     pub(crate) fn take_returns(&mut self, now: Instant, all: bool) -> Vec<Vec<Change>> {
-        let batches = self.returns.take(now, all).into_iter();
         let entries = &self.entries;
-        let change = |id: MessageId| {
-            let entry = entries.get(&id)?;
-            let EntryState::Returning { due_at } = entry.state else {
-                return None;
-            };
-            let delay = due_at.saturating_duration_since(now);
-            let most = (entry.received_at + HOLD_MOST).saturating_duration_since(now);
-            Some(Change {
-                target: entry.target(&id),
-                visibility: delay.min(most),
-                keep: false,
+        self.returns
+            .take(now, all)
+            .into_iter()
+            .map(|batch| {
+                let changes = batch.into_iter().filter_map(|id| {
+                    let entry = entries.get(&id)?;
+                    let EntryState::Returning { due_at } = entry.state else {
+                        return None;
+                    };
+                    let delay = due_at.saturating_duration_since(now);
+                    let most = (entry.received_at + HOLD_MOST).saturating_duration_since(now);
+                    Some(Change {
+                        target: entry.target(&id),
+                        visibility: delay.min(most),
+                        keep: false,
+                    })
+                });
+                changes.collect::<Vec<_>>()
             })
-        };
-        let batches = batches.map(|batch| batch.into_iter().filter_map(change).collect::<Vec<_>>());
-        batches.filter(|batch| !batch.is_empty()).collect()
+            .filter(|batch| !batch.is_empty())
+            .collect()
     }
 
     /// Records the answer to a delete. Returns whether the delete is no longer possible.
@@ -412,7 +380,8 @@ impl Held {
         answer: Answer,
         fraction: f64,
     ) -> bool {
-        let (id, visibility) = (&change.target.id, self.visibility);
+        let id = &change.target.id;
+        let visibility = self.visibility;
         let Some(entry) = self.entries.get_mut(id) else {
             return false;
         };
@@ -425,6 +394,7 @@ impl Held {
             } else if answer == Answer::Failed {
                 entry.extend_at = now + visibility / REPEATS_PER_VISIBILITY;
             }
+            // It was returned meanwhile, and waited for this answer.
             if matches!(entry.state, EntryState::Returning { .. }) {
                 self.returns.push(now + SHORT_WAIT, Arc::clone(id));
                 return false;
@@ -467,95 +437,6 @@ impl Held {
             EntryState::Returning { .. } => {}
         }
         Some(state)
-    }
-}
-
-/// What a message needs at a given time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Need {
-    Nothing,
-    Extension,
-    /// An extension, but only if a call is sent anyway.
-    ExtensionSoon,
-    /// Its handler must be cancelled, because the message may become visible at any moment.
-    Loss,
-    /// Its entry must be removed: the message is visible again, and no call is needed.
-    Forgetting,
-}
-
-impl Entry {
-    fn need(&self, now: Instant, visibility: Duration) -> Need {
-        if self.state != EntryState::InHand {
-            return if now >= self.visible_at {
-                Need::Forgetting
-            } else {
-                Need::Nothing
-            };
-        }
-        if !self.is_ours() {
-            return Need::Nothing;
-        }
-        if now + visibility / MARGIN_OF_VISIBILITY >= self.visible_at {
-            return Need::Loss;
-        }
-        if self.extending || self.next_visibility(now, visibility).is_none() {
-            return Need::Nothing;
-        }
-        if now >= self.extend_at {
-            return Need::Extension;
-        }
-        let soon = now + visibility / EARLY_PER_VISIBILITY >= self.extend_at;
-        if soon {
-            Need::ExtensionSoon
-        } else {
-            Need::Nothing
-        }
-    }
-
-    fn target(&self, id: &MessageId) -> Target {
-        Target {
-            id: Arc::clone(id),
-            handle: Arc::clone(&self.handle),
-        }
-    }
-
-    /// Returns the visibility timeout to set at `now`: `visibility`, or the rest of the time that
-    /// the queue allows a message to be held. `None` when it is already hidden for nearly that
-    /// long.
-    fn next_visibility(&self, now: Instant, visibility: Duration) -> Option<Duration> {
-        let left = (self.received_at + HOLD_MOST).saturating_duration_since(now);
-        // The queue counts whole seconds, and our calls round up.
-        let next = Duration::from_secs(visibility.min(left).as_secs());
-        (now + next > self.visible_at + visibility / REPEATS_PER_VISIBILITY).then_some(next)
-    }
-
-    /// Returns until when its delete may wait at `now`. The rest of its visibility timeout, a fifth
-    /// at least, is left for repeats.
-    fn delete_by(&self, now: Instant, visibility: Duration) -> Instant {
-        let wait = (visibility / DELETE_WAITS_PER_VISIBILITY).min(DELETE_WAIT_MAX);
-        let hidden = self.visible_at.saturating_duration_since(now);
-        now + wait.min(hidden.saturating_sub(visibility / MARGIN_OF_VISIBILITY))
-    }
-
-    /// Whether the queue still hides it for us.
-    fn is_ours(&self) -> bool {
-        self.regained || !self.lost.is_cancelled()
-    }
-
-    /// Marks the message as lost; `true` when it was not lost before.
-    fn lose(&mut self) -> bool {
-        let first = !self.lost.is_cancelled();
-        self.regained = false;
-        self.break_group();
-        self.lost.cancel();
-        first
-    }
-
-    /// Stops later messages of its group from running before this one is received again.
-    fn break_group(&self) {
-        if let Some(broken) = &self.group {
-            broken.store(true, Relaxed);
-        }
     }
 }
 

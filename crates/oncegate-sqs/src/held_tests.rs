@@ -165,7 +165,9 @@ fn the_last_extension_takes_what_is_left_of_twelve_hours() {
             start: Instant::now(),
         };
         let admitted = world.admit(0, "a");
-        let (mut hidden_until, mut lost_at, mut calls) = (visibility, None, 0);
+        let mut hidden_until = visibility;
+        let mut lost_at = None;
+        let mut calls = 0;
         for seconds in 0..12 * HOUR {
             for change in world.look(seconds).extends.into_iter().flatten() {
                 world.changed(seconds, &change, Answer::Done);

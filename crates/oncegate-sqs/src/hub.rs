@@ -32,17 +32,18 @@ pub(crate) struct HubState {
     pub(crate) held: Held,
     /// Messages that are received and not taken yet.
     arrived: VecDeque<Fetched>,
-    /// How many messages the consumer could run now; 0 while it does not wait.
+    /// The number of messages that the consumer could run now; 0 while it does not wait.
     wanted: usize,
     end: Option<End>,
     /// The deadline for leaving the queue, once the source leaves.
     pub(crate) leave_by: Option<Instant>,
-    /// When the thread last ran, and when messages last arrived.
+    /// The time at which the thread last ran.
     pub(crate) turned_at: Instant,
+    /// The time at which messages last arrived.
     delivered_at: Option<Instant>,
 }
 
-/// Why no more messages arrive.
+/// The reason for which no more messages arrive.
 #[derive(Clone, Debug)]
 pub(crate) enum End {
     Closed,
@@ -69,15 +70,13 @@ impl Hub {
             turned_at: Instant::now(),
             delivered_at: None,
         };
-        let (wake, arrived) = (Notify::new(), Notify::new());
-        let (failures, ended) = (FailureLog::default(), CancellationToken::new());
         Self {
             state: Mutex::new(state),
-            wake,
-            arrived,
+            wake: Notify::new(),
+            arrived: Notify::new(),
             observer,
-            failures,
-            ended,
+            failures: FailureLog::default(),
+            ended: CancellationToken::new(),
         }
     }
 
@@ -148,7 +147,8 @@ impl Hub {
 
     /// Returns what is held of the queue. Only the queue knows how many messages wait there.
     pub(crate) fn status(&self, queue: &str) -> SourceStatus {
-        let (now, state) = (Instant::now(), self.lock());
+        let now = Instant::now();
+        let state = self.lock();
         let mut held = PartitionStatus::new(queue, 0);
         held.in_flight = state.arrived.len();
         held.oldest_unfinished = state.held.oldest().map(|oldest| now.duration_since(oldest));

@@ -11,11 +11,11 @@ use super::sns::ENVELOPE_HEADER;
 use super::{ORIGIN_ATTRIBUTE, POINTER_HEADER, REASON_ATTRIBUTE};
 use oncegate_core::reason::one_line;
 use oncegate_runtime::dead_letters::{DeadLetter, millis_since_1970};
-use oncegate_runtime::message::{Header, Message};
+use oncegate_runtime::message::Message;
 
 /// The most attributes that SQS accepts.
 pub(crate) const ATTRIBUTES_MOST: usize = 10;
-/// How many of these are ours.
+/// The number of attributes that a dead letter has of ours.
 const OURS: usize = 2;
 /// The longest `oncegate-reason`, in bytes.
 const REASON_MAX_BYTES: usize = 1024;
@@ -57,7 +57,7 @@ pub(crate) struct Letter {
 pub(crate) struct Written {
     pub(crate) body: String,
     pub(crate) attributes: Attributes,
-    /// Whether our attributes were shortened to fit.
+    /// `true` if our attributes were shortened to fit.
     pub(crate) shortened: bool,
     /// The names of the message's own attributes that did not fit.
     pub(crate) left_out: Vec<String>,
@@ -106,7 +106,8 @@ pub(crate) struct Kept {
 
 impl Letter {
     pub(crate) fn of(letter: &DeadLetter) -> Self {
-        let (message, cause) = (&letter.message, letter.cause.as_str());
+        let message = &letter.message;
+        let cause = letter.cause.as_str();
         let (body, encoding) = body(message);
         let (attributes, kept) = attributes(message, ATTRIBUTES_MOST - OURS);
         let provenance = Provenance {
@@ -145,7 +146,8 @@ impl Letter {
     /// error is how many bytes the body alone needs.
     pub(crate) fn fit(mut self, limit: usize) -> Result<Written, usize> {
         loop {
-            let (own, origin) = (self.own_bytes(), self.origin());
+            let own = self.own_bytes();
+            let origin = self.origin();
             let with_origin = own + size(ORIGIN_ATTRIBUTE, &origin);
             if with_origin <= limit {
                 return Ok(self.written(origin, limit - with_origin));
@@ -157,23 +159,17 @@ impl Letter {
                 continue;
             }
             // Only the body and the origin are left.
-            return match (own <= limit, self.provenance.encoding.is_some()) {
-                (true, false) => Ok(self.bare()),
-                _ => Err(if self.provenance.encoding.is_some() {
-                    with_origin
-                } else {
-                    own
-                }),
-            };
+            let is_encoded = self.provenance.encoding.is_some();
+            if own <= limit && !is_encoded {
+                return Ok(self.bare());
+            }
+            return Err(if is_encoded { with_origin } else { own });
         }
     }
 
     /// Returns the size of the message's own parts, in bytes, without those stored in the origin.
     fn own_bytes(&self) -> usize {
-        let attribute = |(name, (kind, value)): (&String, &(String, Value))| {
-            name.len() + kind.len() + value.len()
-        };
-        self.body.len() + self.attributes.iter().map(attribute).sum::<usize>()
+        self.body.len() + bytes(&self.attributes)
     }
 
     fn origin(&self) -> String {
@@ -211,12 +207,11 @@ impl Letter {
             reason,
             provenance,
         } = self;
-        let text = |text: &str| (STRING.to_owned(), Value::Text(text.to_owned()));
-        attributes.insert(ORIGIN_ATTRIBUTE.to_owned(), text(&origin));
+        attributes.insert(ORIGIN_ATTRIBUTE.to_owned(), string(&origin));
         let cut = cut(&reason, room.saturating_sub(size(REASON_ATTRIBUTE, "")));
         let shortened = cut.len() < reason.len();
         if !shortened || cut.len() >= REASON_MIN_BYTES {
-            attributes.insert(REASON_ATTRIBUTE.to_owned(), text(cut));
+            attributes.insert(REASON_ATTRIBUTE.to_owned(), string(cut));
         }
         Written {
             body,
@@ -244,10 +239,23 @@ impl Letter {
 }
 
 impl Provenance {
-    /// Whether the message can be restored without the origin.
+    /// Returns whether the message can be restored without the origin.
     fn is_whole(&self) -> bool {
         self.attributes.is_empty() && self.encoding.is_none() && self.left_out.is_empty()
     }
+}
+
+/// Returns the size of attributes, in bytes.
+pub(crate) fn bytes(attributes: &Attributes) -> usize {
+    attributes
+        .iter()
+        .map(|(name, (kind, value))| name.len() + kind.len() + value.len())
+        .sum()
+}
+
+/// Returns a text with its data type.
+fn string(text: &str) -> (String, Value) {
+    (STRING.to_owned(), Value::Text(text.to_owned()))
 }
 
 /// Returns the size of a text attribute, in bytes.
@@ -284,11 +292,13 @@ pub(crate) fn body(message: &Message) -> (String, Option<&'static str>) {
 /// Returns the message's attributes, and those beyond `most` or that SQS would reject.
 pub(crate) fn attributes(message: &Message, most: usize) -> (Attributes, BTreeMap<String, Kept>) {
     let types = types(message);
-    let (mut attributes, mut kept) = (Attributes::new(), BTreeMap::new());
-    let foreign = |header: &&Header| {
-        !is_system(&header.name) && ![REASON_ATTRIBUTE, ORIGIN_ATTRIBUTE].contains(&&*header.name)
-    };
-    for header in message.headers().iter().filter(foreign) {
+    let mut attributes = Attributes::new();
+    let mut kept = BTreeMap::new();
+    for header in message
+        .headers()
+        .iter()
+        .filter(|header| !is_ours(&header.name))
+    {
         let bytes = header.value.as_deref().unwrap_or_default();
         let known = types.get(&*header.name).map(String::as_str);
         let text = std::str::from_utf8(bytes)
@@ -318,6 +328,11 @@ pub(crate) fn attributes(message: &Message, most: usize) -> (Attributes, BTreeMa
         }
     }
     (attributes, kept)
+}
+
+/// Returns whether an attribute of this name is SQS's or oncegate's, and not the sender's.
+pub(crate) fn is_ours(name: &str) -> bool {
+    is_system(name) || [REASON_ATTRIBUTE, ORIGIN_ATTRIBUTE].contains(&name)
 }
 
 /// Returns the types of attributes that are not plain strings.
@@ -350,10 +365,7 @@ impl Redriven {
                 );
             }
             let route = serde_json::json!({ "route": route }).to_string();
-            attributes.insert(
-                ORIGIN_ATTRIBUTE.to_owned(),
-                (STRING.to_owned(), Value::Text(route)),
-            );
+            attributes.insert(ORIGIN_ATTRIBUTE.to_owned(), string(&route));
         }
         match kept.keys().next() {
             Some(name) => Err(format!(
@@ -364,18 +376,19 @@ impl Redriven {
     }
 }
 
-/// Whether SQS accepts this attribute name.
+/// Returns whether SQS accepts this attribute name.
 pub(crate) fn is_name(name: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     (1..=NAME_MAX_BYTES).contains(&name.len())
-        && name.bytes().all(allowed)
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
         && !name.starts_with('.')
         && !name.ends_with('.')
         && !name.contains("..")
         && !name.to_ascii_lowercase().starts_with("amazon.")
 }
 
-/// Whether SQS accepts this character in a text.
+/// Returns whether SQS accepts this character in a text.
 fn is_allowed(c: char) -> bool {
     matches!(c, '\t' | '\n' | '\r' | ' '..='\u{d7ff}' | '\u{e000}'..='\u{fffd}' | '\u{10000}'..)
 }

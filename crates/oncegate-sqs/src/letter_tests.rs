@@ -3,7 +3,7 @@ use serde_json::json;
 
 use super::*;
 use oncegate_runtime::dead_letters::DeadLetterCause;
-use oncegate_runtime::message::Origin;
+use oncegate_runtime::message::{Header, Origin};
 
 fn header(name: &str, value: &[u8]) -> Header {
     Header {

@@ -102,6 +102,7 @@ mod convert;
 mod dead_letter_reader;
 mod dead_letters;
 mod drive;
+mod entry;
 mod held;
 mod hub;
 mod letter;

@@ -11,7 +11,7 @@ use super::held::BATCH_ENTRIES;
 #[derive(Debug)]
 pub(crate) struct Outbox<T> {
     ready: VecDeque<T>,
-    /// When the ready entries must be sent, even in an incomplete batch.
+    /// The time at which the ready entries must be sent, even in an incomplete batch.
     send_by: Option<Instant>,
     later: BinaryHeap<Reverse<(Instant, T)>>,
 }
@@ -78,7 +78,8 @@ mod tests {
 
     #[test]
     fn batches_are_complete_or_have_waited() {
-        let (mut outbox, start) = (Outbox::default(), Instant::now());
+        let mut outbox = Outbox::default();
+        let start = Instant::now();
         (0..23).for_each(|n| outbox.push(start + WAIT, n));
         let batches = outbox.take(start, false);
         assert_eq!(batches, [(0..10).collect::<Vec<_>>(), (10..20).collect()]);
@@ -92,7 +93,8 @@ mod tests {
 
     #[test]
     fn the_most_urgent_entry_takes_the_others_along() {
-        let (mut outbox, start) = (Outbox::default(), Instant::now());
+        let mut outbox = Outbox::default();
+        let start = Instant::now();
         outbox.push(start + WAIT * 4, 1);
         outbox.push(start + WAIT, 2);
         assert_eq!(outbox.next_wake(), Some(start + WAIT));
@@ -101,7 +103,8 @@ mod tests {
 
     #[test]
     fn what_failed_waits_for_its_time() {
-        let (mut outbox, start) = (Outbox::default(), Instant::now());
+        let mut outbox = Outbox::default();
+        let start = Instant::now();
         outbox.push_later(start + WAIT * 3, 1);
         assert_eq!(outbox.next_wake(), Some(start + WAIT * 3));
         assert!(outbox.take(start + WAIT * 2, true).is_empty());

@@ -7,7 +7,7 @@ use oncegate_runtime::message::{Header, Message, Origin};
 
 use super::convert::text;
 use super::dead_letters::{GROUP_MAX_BYTES, attribute};
-use super::letter::{ATTRIBUTES_MOST, Attributes, attributes, body, is_name};
+use super::letter::{ATTRIBUTES_MOST, Attributes, attributes, body, bytes, is_name};
 use super::queue::Queue;
 
 /// A message of an outbox as a queue takes it.
@@ -43,7 +43,8 @@ impl Outgoing {
             attributes,
             fifo,
         };
-        let (bytes, limit) = (outgoing.bytes(), queue.limit());
+        let bytes = outgoing.bytes();
+        let limit = queue.limit();
         if bytes > limit {
             return Err(format!(
                 "it has {bytes} bytes with its headers, and the queue takes {limit}; raise the queue's \
@@ -55,10 +56,7 @@ impl Outgoing {
 
     /// Returns its size as SQS counts it.
     pub(crate) fn bytes(&self) -> usize {
-        let attribute = |(name, (kind, value)): (&String, &(String, super::letter::Value))| {
-            name.len() + kind.len() + value.len()
-        };
-        self.body.len() + self.attributes.iter().map(attribute).sum::<usize>()
+        self.body.len() + bytes(&self.attributes)
     }
 
     /// Returns the entry at this place of a batch.
@@ -116,10 +114,6 @@ fn unfit_header(headers: &[Header]) -> String {
 /// Returns the message group and the deduplication id. A message without a key has no order: its
 /// group is its id.
 fn group_and_id(message: &OutboxMessage) -> Result<(String, String), String> {
-    let fits = |text: &&str| {
-        (1..=GROUP_MAX_BYTES).contains(&text.len())
-            && text.bytes().all(|byte| byte.is_ascii_graphic())
-    };
     const FORM: &str = "1 to 128 ASCII letters, digits and punctuation marks, without spaces";
     let id = Some(message.message_id()).filter(fits);
     let id = id.ok_or_else(|| {
@@ -136,6 +130,11 @@ fn group_and_id(message: &OutboxMessage) -> Result<(String, String), String> {
         )
     })?;
     Ok((group.to_owned(), id.to_owned()))
+}
+
+/// Returns whether a FIFO queue takes the text as a message group or deduplication id.
+fn fits(text: &&str) -> bool {
+    (1..=GROUP_MAX_BYTES).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 #[cfg(test)]

@@ -19,16 +19,16 @@ use oncegate_runtime::observe::Event;
 
 /// The delays between tries to get a payload.
 const FAILURE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(10));
-/// Its name in the failures of a source.
+/// The name of the operation in the failures of a source.
 const OPERATION: &str = "payload";
 
-/// Where payloads are that are not in the queue.
+/// A source of payloads that are not in the queue.
 #[async_trait]
 pub(crate) trait Payloads: fmt::Debug + Send + Sync {
-    /// Whether the payload of this message is a pointer to the real one.
+    /// Returns whether the payload of this message is a pointer to the real one.
     fn has(&self, message: &Message) -> bool;
 
-    /// The message with its real payload, or marked as bad input.
+    /// Returns the message with its real payload, or marked as bad input.
     ///
     /// # Errors
     /// When it cannot be got now.

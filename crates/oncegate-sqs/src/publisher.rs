@@ -126,8 +126,12 @@ impl Publisher for SqsPublisher {
     async fn publish(&self, message: &OutboxMessage) -> Result<(), PublishError> {
         let name = message.topic();
         let queue = self.queue(name);
-        let open = || async { QueueWriter::open(self.connection.client(name).await, name).await };
-        match queue.get_or_init(open).await {
+        let opened = queue
+            .get_or_init(|| async {
+                QueueWriter::open(self.connection.client(name).await, name).await
+            })
+            .await;
+        match opened {
             Ok(writer) => {
                 let published = match Outgoing::of(message, writer.queue()) {
                     Ok(outgoing) => writer.write(outgoing).await,

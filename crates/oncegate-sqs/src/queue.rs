@@ -13,7 +13,7 @@ use super::api::CallError;
 use super::settings::{Settings, has_login, is_fifo, name};
 use oncegate_runtime::source::{SourceError, Terms};
 
-/// How long after its receive SQS makes a message visible again, whatever was extended.
+/// The time after its receive at which SQS makes a message visible again, whatever was extended.
 const HELD_AT_MOST: Duration = Duration::from_secs(12 * 3_600);
 
 /// A queue and its attributes.
@@ -21,15 +21,15 @@ const HELD_AT_MOST: Duration = Duration::from_secs(12 * 3_600);
 pub(crate) struct Queue {
     pub(crate) url: String,
     pub(crate) fifo: bool,
-    /// How often a message may be received before the redrive policy moves it.
+    /// The number of receives after which the redrive policy moves a message.
     pub(crate) max_receives: Option<u32>,
-    /// How long the queue keeps messages, in seconds.
+    /// The time for which the queue keeps messages, in seconds.
     pub(crate) retention: Option<u64>,
     /// The largest message in bytes, including its attributes.
     pub(crate) max_message_bytes: Option<usize>,
 }
 
-/// Why a queue cannot be used. Each text names what to change.
+/// The reason for which a queue cannot be used. Each text names what to change.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
     #[error(
@@ -160,13 +160,6 @@ fn max_receives(policy: &str) -> Option<u32> {
 /// matches no message.
 pub(crate) async fn check_rights(client: &Client, queue: &Queue) -> Result<(), QueueError> {
     const NOTHING: &str = "oncegate-asks-for-its-rights";
-    let refused = |action: &'static str, error: CallError| {
-        if error.is_denied() {
-            Err(QueueError::of(&queue.url, action, error))
-        } else {
-            Ok(())
-        }
-    };
     let entry = DeleteMessageBatchRequestEntry::builder()
         .id("0")
         .receipt_handle(NOTHING)
@@ -176,7 +169,7 @@ pub(crate) async fn check_rights(client: &Client, queue: &Queue) -> Result<(), Q
         .queue_url(&queue.url)
         .set_entries(entry.ok().map(|entry| vec![entry]));
     if let Err(error) = call.send().await {
-        refused("DeleteMessage", CallError::of(&error))?;
+        refused(queue, "DeleteMessage", CallError::of(&error))?;
     }
     let entry = ChangeMessageVisibilityBatchRequestEntry::builder()
         .id("0")
@@ -190,9 +183,18 @@ pub(crate) async fn check_rights(client: &Client, queue: &Queue) -> Result<(), Q
         .send()
         .await
     {
-        refused("ChangeMessageVisibility", CallError::of(&error))?;
+        refused(queue, "ChangeMessageVisibility", CallError::of(&error))?;
     }
     Ok(())
+}
+
+/// Returns an error if a call without effect was denied. Its other errors are as expected.
+fn refused(queue: &Queue, action: &'static str, error: CallError) -> Result<(), QueueError> {
+    if error.is_denied() {
+        Err(QueueError::of(&queue.url, action, error))
+    } else {
+        Ok(())
+    }
 }
 
 impl Queue {
@@ -269,7 +271,8 @@ impl fmt::Display for Warning {
     }
 }
 
-/// How much larger than its message a dead letter may be, because its origin and reason are added.
+/// The number of bytes that a dead letter may have more than its message: its origin and reason are
+/// added.
 const LETTER_ROOM_BYTES: usize = 2_048;
 /// The largest `MaximumMessageSize`: that of older servers with SQS's protocol, and that of SQS
 /// today.
@@ -290,7 +293,8 @@ impl Queue {
     /// Returns a warning when this dead-letter queue does not accept each message of `consumed`
     /// with the added attributes, although a larger limit is possible.
     pub(crate) fn letters_warning(&self, consumed: &Self) -> Option<String> {
-        let (own, largest) = (self.limit(), consumed.limit());
+        let own = self.limit();
+        let largest = consumed.limit();
         let is_short =
             own < largest || own < largest + LETTER_ROOM_BYTES && !MESSAGE_MAX_BYTES.contains(&own);
         let enough = (largest + LETTER_ROOM_BYTES).min(MESSAGE_MAX_BYTES[1].max(largest));

@@ -8,7 +8,7 @@ use aws_sdk_sqs::types::BatchResultErrorEntry;
 use oncegate_outbox::PublishError;
 use tokio::sync::{Semaphore, oneshot};
 
-use super::api::CallError;
+use super::api::{CallError, answer_mut};
 use super::held::BATCH_ENTRIES;
 use super::outgoing::Outgoing;
 use super::queue::{self, Queue, QueueError};
@@ -29,7 +29,7 @@ pub(crate) struct QueueWriter {
     turns: Semaphore,
 }
 
-/// A message, and who is told what became of it.
+/// A message, and the caller that is told its outcome.
 #[derive(Debug)]
 struct WaitingMessage {
     outgoing: Outgoing,
@@ -89,7 +89,8 @@ impl QueueWriter {
 
     /// Takes the oldest messages, as many as a batch may have.
     fn take(&self) -> Vec<WaitingMessage> {
-        let (mut batch, mut bytes) = (Vec::new(), 0);
+        let mut batch = Vec::new();
+        let mut bytes = 0;
         let mut waiting = self.waiting();
         while let Some(next) = waiting.front() {
             let size = next.outgoing.bytes();
@@ -167,7 +168,7 @@ fn dropped() -> PublishError {
     PublishError::Unconfirmed("the call that sent it was dropped".to_owned())
 }
 
-/// Whether one of the messages may be the cause.
+/// Returns whether one of the messages may be the cause.
 fn is_about_a_message(error: &CallError) -> bool {
     !(error.is_passing() || error.is_unanswered() || error.is_denied() || error.is_no_queue())
 }
@@ -178,22 +179,18 @@ fn answers<'a>(
     done: impl Iterator<Item = &'a str>,
     failed: &[BatchResultErrorEntry],
 ) -> Vec<Result<(), PublishError>> {
-    let unmentioned = || {
+    let mut answers: Vec<_> = std::iter::repeat_with(|| {
         Err(PublishError::Unconfirmed(
             "the answer does not mention the message".to_owned(),
         ))
-    };
-    let mut answers: Vec<_> = std::iter::repeat_with(unmentioned).take(count).collect();
-    let mut set = |id: &str, answer| {
-        if let Some(place) = id
-            .parse()
-            .ok()
-            .and_then(|place: usize| answers.get_mut(place))
-        {
-            *place = answer;
+    })
+    .take(count)
+    .collect();
+    for id in done {
+        if let Some(answer) = answer_mut(&mut answers, id) {
+            *answer = Ok(());
         }
-    };
-    done.for_each(|id| set(id, Ok(())));
+    }
     for entry in failed {
         let why = format!(
             "{}: {}",
@@ -206,12 +203,14 @@ fn answers<'a>(
         } else {
             PublishError::Unconfirmed(why)
         };
-        set(entry.id(), Err(error));
+        if let Some(answer) = answer_mut(&mut answers, entry.id()) {
+            *answer = Err(error);
+        }
     }
     answers
 }
 
-/// Whether a later try may succeed.
+/// Classifies an error by whether a later try may succeed.
 fn publish_error(error: QueueError) -> PublishError {
     let text = error.to_string();
     match error {

@@ -9,7 +9,7 @@ use oncegate_runtime::backoff::Backoff;
 
 /// The most concurrent long polls.
 const RECEIVERS_MOST: usize = 64;
-/// How long a receiver that would request fewer than ten messages waits for more free permits.
+/// The time that a receiver that would request fewer than ten messages waits for more free permits.
 const LINGER: Duration = Duration::from_millis(20);
 /// The delays after failed receives.
 const FAILURE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
@@ -24,7 +24,7 @@ pub(crate) struct Receivers {
     failures: u32,
     not_before: Option<Instant>,
     few_since: Option<Instant>,
-    /// When to start a receiver that was not started yet.
+    /// The time at which to start a receiver that was not started yet.
     wake_at: Option<Instant>,
 }
 
@@ -84,7 +84,8 @@ impl Receivers {
     pub(crate) fn answered(&mut self, asked: usize, got: usize) -> bool {
         self.ended(asked);
         let again = self.failures > 0;
-        (self.failures, self.not_before) = (0, None);
+        self.failures = 0;
+        self.not_before = None;
         if got == 0 {
             self.width = (self.width / 2).max(1);
         } else if got * 2 >= asked {
@@ -102,7 +103,7 @@ impl Receivers {
         self.failures
     }
 
-    /// Whether the last receive has failed.
+    /// Returns whether the last receive has failed.
     pub(crate) fn is_failing(&self) -> bool {
         self.failures > 0
     }
@@ -131,7 +132,8 @@ mod tests {
 
     #[test]
     fn an_empty_queue_has_one_receiver_and_a_full_one_as_many_as_permits_can_feed() {
-        let (mut receivers, now) = (Receivers::new(), Instant::now());
+        let mut receivers = Receivers::new();
+        let now = Instant::now();
         assert_eq!(
             asks(&mut receivers, now, 64, true),
             [10],
@@ -153,7 +155,8 @@ mod tests {
 
     #[test]
     fn few_permits_wait_a_moment_for_more() {
-        let (mut receivers, now) = (Receivers::new(), Instant::now());
+        let mut receivers = Receivers::new();
+        let now = Instant::now();
         assert_eq!(receivers.ask(now, 3, false), None);
         assert_eq!(receivers.next_wake(), Some(now + LINGER));
         assert_eq!(receivers.ask(now + LINGER, 4, false), Some(4));
@@ -168,7 +171,8 @@ mod tests {
 
     #[test]
     fn failures_back_off_and_leave_one_receiver() {
-        let (mut receivers, now) = (Receivers::new(), Instant::now());
+        let mut receivers = Receivers::new();
+        let now = Instant::now();
         assert_eq!(receivers.ask(now, 10, true), Some(10));
         assert_eq!(receivers.failed(now, 10, 0.0), 1);
         assert_eq!(receivers.ask(now, 10, true), None);

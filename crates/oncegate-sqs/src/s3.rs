@@ -29,7 +29,7 @@ use super::payloads::Payloads;
 
 /// Time limit of a request. A payload is read in one.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long before its end a login is renewed.
+/// The time before its end at which a login is renewed.
 const RENEWED_BEFORE: Duration = Duration::from_secs(300);
 
 const NO_POINTER: &str =
@@ -99,7 +99,6 @@ impl S3Payloads {
     }
 
     pub(crate) fn check(&self) -> Result<(), SourceError> {
-        let refuse = |why: &str| Err(SourceError::new(format!("`s3_payloads`: {why}")));
         if self.buckets.is_empty() || self.buckets.iter().any(String::is_empty) {
             return refuse("name the buckets that payloads are read from");
         }
@@ -169,6 +168,10 @@ impl S3Payloads {
     }
 }
 
+fn refuse(why: &str) -> Result<(), SourceError> {
+    Err(SourceError::new(format!("`s3_payloads`: {why}")))
+}
+
 fn variable(name: &&str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
@@ -179,15 +182,24 @@ pub(crate) struct Objects {
     max_bytes: usize,
 }
 
-/// Why a message has no payload.
+/// The reason for which a message has no payload.
 enum Unread {
-    /// It never will; the text is what was expected.
+    /// The payload will never come; the text is what was expected.
     Bad(&'static str),
-    /// It may have one later.
+    /// The payload may come later.
     Away(Error),
 }
 
-/// What stands behind the class of a pointer.
+impl Unread {
+    fn of(error: Error) -> Self {
+        match error {
+            Error::NotFound { .. } => Self::Bad(NO_OBJECT),
+            error => Self::Away(error),
+        }
+    }
+}
+
+/// The second part of a pointer, after the name of its class.
 #[derive(Deserialize)]
 struct Pointer {
     #[serde(rename = "s3BucketName")]
@@ -228,13 +240,9 @@ impl Objects {
         let (_, Pointer { bucket, key }) = pointer.map_err(|_| Unread::Bad(NO_POINTER))?;
         let bucket = self.buckets.get(&bucket).ok_or(Unread::Bad(NO_BUCKET))?;
         let path = Path::parse(key).map_err(|_| Unread::Bad(NO_POINTER))?;
-        let unread = |error| match error {
-            Error::NotFound { .. } => Unread::Bad(NO_OBJECT),
-            error => Unread::Away(error),
-        };
-        let found = bucket.get(&path).await.map_err(unread)?;
+        let found = bucket.get(&path).await.map_err(Unread::of)?;
         if usize::try_from(found.meta.size).is_ok_and(|size| size <= self.max_bytes) {
-            found.bytes().await.map_err(unread)
+            found.bytes().await.map_err(Unread::of)
         } else {
             Err(Unread::Bad(TOO_LARGE))
         }
@@ -266,16 +274,13 @@ impl CredentialProvider for Login {
         {
             return Ok(Arc::clone(credential));
         }
-        let refuse = |source| Error::Generic {
-            store: "S3",
-            source,
-        };
         let provider = self.config.credentials_provider();
-        let provider = provider.ok_or_else(|| refuse("there are no credentials of AWS".into()))?;
+        let provider =
+            provider.ok_or_else(|| no_login("there are no credentials of AWS".into()))?;
         let found = provider
             .provide_credentials()
             .await
-            .map_err(|error| refuse(Box::new(error)))?;
+            .map_err(|error| no_login(Box::new(error)))?;
         let credential = Arc::new(AwsCredential {
             key_id: found.access_key_id().to_owned(),
             secret_key: found.secret_access_key().to_owned(),
@@ -284,6 +289,13 @@ impl CredentialProvider for Login {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) =
             Some((Arc::clone(&credential), found.expiry()));
         Ok(credential)
+    }
+}
+
+fn no_login(source: BoxError) -> Error {
+    Error::Generic {
+        store: "S3",
+        source,
     }
 }
 

@@ -12,7 +12,7 @@ use super::payloads::Payloads;
 use super::queue::QueueError;
 use oncegate_runtime::source::SourceError;
 
-/// How the body of a message is read.
+/// The way in which the body of a message is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Body {
@@ -65,7 +65,6 @@ impl Settings {
 
     /// Runs every check that needs no queue.
     pub(crate) fn check(&self) -> Result<(), SourceError> {
-        let whole = |duration: Duration| duration.subsec_nanos() == 0;
         let Self {
             visibility, wait, ..
         } = *self;
@@ -78,12 +77,12 @@ impl Settings {
         {
             return Err(QueueError::Login.into());
         }
-        if !(VISIBILITY_MIN..=VISIBILITY_MAX).contains(&visibility) || !whole(visibility) {
+        if !(VISIBILITY_MIN..=VISIBILITY_MAX).contains(&visibility) || !is_whole(visibility) {
             return Err(SourceError::new(format!(
                 "`visibility` is {visibility:?}; it must be whole seconds, from 1 s to 6 h"
             )));
         }
-        if !(WAIT_MIN..=WAIT_MAX).contains(&wait) || !whole(wait) {
+        if !(WAIT_MIN..=WAIT_MAX).contains(&wait) || !is_whole(wait) {
             return Err(SourceError::new(format!(
                 "`wait` is {wait:?}; it must be whole seconds, from 1 s to 20 s"
             )));
@@ -110,6 +109,10 @@ impl Settings {
     }
 }
 
+fn is_whole(duration: Duration) -> bool {
+    duration.subsec_nanos() == 0
+}
+
 /// Returns how long a receive may wait so that one that begins right before a stop ends before the
 /// stop deadline. Cancelling it would hide its messages for the visibility timeout.
 pub(crate) fn wait_within(wait: Duration, stop_deadline: Duration) -> Duration {
@@ -118,7 +121,7 @@ pub(crate) fn wait_within(wait: Duration, stop_deadline: Duration) -> Duration {
     wait.min(most).max(WAIT_MIN)
 }
 
-/// How a client is created, if none is given.
+/// A client, or what one is created from.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Connection {
     pub(crate) client: Option<Client>,
@@ -207,12 +210,12 @@ pub(crate) fn name(queue: &str) -> &str {
         .unwrap_or(queue)
 }
 
-/// Whether a queue's name or URL contains a login. Errors and logs name queues.
+/// Returns whether a queue's name or URL contains a login. Errors and logs name queues.
 pub(crate) fn has_login(queue: &str) -> bool {
     queue.contains('@')
 }
 
-/// Whether the queue is FIFO, by the suffix of its name.
+/// Returns whether the queue is FIFO, by the suffix of its name.
 pub(crate) fn is_fifo(queue: &str) -> bool {
     name(queue).ends_with(".fifo")
 }

@@ -82,7 +82,8 @@ mod tests {
 
     #[test]
     fn the_message_comes_out_and_what_the_topic_says_becomes_headers() {
-        let (body, mut headers) = (Bytes::from(NOTIFICATION), Vec::new());
+        let body = Bytes::from(NOTIFICATION);
+        let mut headers = Vec::new();
         assert_eq!(unwrap(&body, &mut headers).unwrap(), r#"{"order_id":7}"#);
         let header = |name: &str| {
             let found = headers.iter().find(|header| &*header.name == name);

@@ -280,44 +280,48 @@ impl Source for SqsSource {
             open.left.take()
         };
         let Some(left) = left else { return Ok(()) };
-        let failed = |why: String| {
-            Err(SourceError::new(format!(
-                "{why}; they will be delivered again, and their records will answer them"
-            )))
-        };
         match timeout_at(by + Duration::from_secs(1), left).await {
             Ok(Ok(0)) => Ok(()),
-            Ok(Ok(undeleted)) => failed(format!(
+            Ok(Ok(undeleted)) => Err(not_deleted(&format!(
                 "{undeleted} finished messages could not be deleted in time"
+            ))),
+            Ok(Err(_)) => Err(not_deleted(
+                "the queue's thread ended before the last deletes",
             )),
-            Ok(Err(_)) => failed("the queue's thread ended before the last deletes".to_owned()),
-            Err(_) => failed("the queue's thread did not end in time".to_owned()),
+            Err(_) => Err(not_deleted("the queue's thread did not end in time")),
         }
     }
 }
 
+fn not_deleted(why: &str) -> SourceError {
+    SourceError::new(format!(
+        "{why}; they will be delivered again, and their records will answer them"
+    ))
+}
+
 /// Starts the queue's own thread.
 fn spawn(hub: Arc<Hub>, driver: Driver) -> Result<oneshot::Receiver<usize>, SourceError> {
-    let refuse =
-        |error: std::io::Error| SourceError::caused("cannot start the thread of the queue", error);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(refuse)?;
+        .map_err(no_thread)?;
     let (left, leaving) = oneshot::channel();
-    let body = move || {
-        // A receiver must not wait for a thread that has panicked.
-        let _end = EndOnDrop(hub);
-        let undeleted = runtime.block_on(driver.run());
-        drop(runtime);
-        // A source that was dropped does not wait for it.
-        let _ = left.send(undeleted);
-    };
     std::thread::Builder::new()
         .name("oncegate-sqs".to_owned())
-        .spawn(body)
-        .map_err(refuse)?;
+        .spawn(move || {
+            // A receiver must not wait for a thread that has panicked.
+            let _end = EndOnDrop(hub);
+            let undeleted = runtime.block_on(driver.run());
+            drop(runtime);
+            // A source that was dropped does not wait for it.
+            let _ = left.send(undeleted);
+        })
+        .map_err(no_thread)?;
     Ok(leaving)
+}
+
+fn no_thread(error: std::io::Error) -> SourceError {
+    SourceError::caused("cannot start the thread of the queue", error)
 }
 
 /// Ends the receives when the thread ends.

@@ -41,14 +41,45 @@ fn header<'a>(letter: &'a OwnedMessage, name: &str) -> &'a str {
     std::str::from_utf8(found.value.expect("a value")).expect("text")
 }
 
+/// The dead letter of the bad message with this number.
+fn letter_of(letters: &[OwnedMessage], n: usize) -> &OwnedMessage {
+    let key = format!("bad-{n}");
+    letters
+        .iter()
+        .find(|letter| letter.key() == Some(key.as_bytes()))
+        .expect("its letter")
+}
+
+/// Demands the message as it came, and a reason that has the word `names`.
+fn check_letter(letters: &[OwnedMessage], n: usize, payload: Option<&[u8]>, names: &str) {
+    let letter = letter_of(letters, n);
+    assert_eq!(letter.payload(), payload, "the bytes are untouched");
+    assert_eq!(header(letter, "oncegate-cause"), "bad_key");
+    let reason = header(letter, "oncegate-reason");
+    assert!(
+        reason.contains(names),
+        "bad-{n}: {reason:?} should name {names:?}"
+    );
+    let kept = letter
+        .headers()
+        .unwrap()
+        .iter()
+        .find(|header| header.key == "kept")
+        .unwrap();
+    assert_eq!(
+        kept.value,
+        Some([0xff, 0x00, u8::try_from(n).unwrap()].as_slice()),
+        "headers are untouched"
+    );
+}
+
 // invariant: constant-key
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_messages_reach_the_dead_letters_and_good_ones_do_not() {
-    let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
-    let (topic, dead) = (
-        kafka.new_topic("bad", 2).await,
-        kafka.new_topic("dead", 1).await,
-    );
+    let kafka = Kafka::shared().await;
+    let redis = Redis::shared().await;
+    let topic = kafka.new_topic("bad", 2).await;
+    let dead = kafka.new_topic("dead", 1).await;
     let mut records: Vec<Record> = Vec::new();
     for (n, (payload, _)) in bad().into_iter().enumerate() {
         let record = payload.map_or_else(Record::tombstone, Record::new);
@@ -68,7 +99,8 @@ async fn bad_messages_reach_the_dead_letters_and_good_ones_do_not() {
     let messages = records.len() as u64;
     kafka.produce(&topic, records).await;
 
-    let (group, watched) = (unique("bad"), Watched::new());
+    let group = unique("bad");
+    let watched = Watched::new();
     let store = RedisStore::connect(redis.url()).await.unwrap();
     let gate = Gate::new(unique("bad"), Key::json(["id"]), store);
     let source = KafkaSource::new(kafka.bootstrap(), group.as_str(), [topic.as_str()]);
@@ -90,33 +122,10 @@ async fn bad_messages_reach_the_dead_letters_and_good_ones_do_not() {
     let letters = kafka.read_all(&dead).await;
     assert_eq!(letters.len(), bad().len());
     for (n, (payload, names)) in bad().into_iter().enumerate() {
-        let key = format!("bad-{n}");
-        let letter = letters
-            .iter()
-            .find(|letter| letter.key() == Some(key.as_bytes()))
-            .expect("its letter");
+        check_letter(&letters, n, payload.as_deref(), names);
         assert_eq!(
-            letter.payload(),
-            payload.as_deref(),
-            "the bytes are untouched"
-        );
-        assert_eq!(header(letter, "oncegate-cause"), "bad_key");
-        assert_eq!(header(letter, "oncegate-origin-topic"), topic);
-        let reason = header(letter, "oncegate-reason");
-        assert!(
-            reason.contains(names),
-            "{key}: {reason:?} should name {names:?}"
-        );
-        let kept = letter
-            .headers()
-            .unwrap()
-            .iter()
-            .find(|header| header.key == "kept")
-            .unwrap();
-        assert_eq!(
-            kept.value,
-            Some([0xff, 0x00, u8::try_from(n).unwrap()].as_slice()),
-            "headers are untouched"
+            header(letter_of(&letters, n), "oncegate-origin-topic"),
+            topic
         );
     }
     let committed: i64 = kafka.committed_offsets(&group, &topic).await.values().sum();

@@ -98,7 +98,8 @@ async fn asked(redis: &Redis) -> (u64, u64) {
             .and_then(|rest| rest.split([',', '\r', '\n']).next());
         found.map_or(0, |digits| digits.parse::<u64>().unwrap())
     };
-    let (stats, commands) = (redis.info("stats").await, redis.info("commandstats").await);
+    let stats = redis.info("stats").await;
+    let commands = redis.info("commandstats").await;
     (
         number(&stats, "total_reads_processed:"),
         number(&commands, "cmdstat_evalsha:calls="),
@@ -112,12 +113,11 @@ async fn asked(redis: &Redis) -> (u64, u64) {
 async fn the_claims_of_a_batch_travel_together_and_so_do_its_completions() {
     const BATCHES: u64 = 10;
     const BATCH: u64 = 100;
-    let (kafka, redis) = (Kafka::shared().await, RedisServer::start().await);
-    let (topic, acks, table) = (
-        kafka.new_topic("batches", 1).await,
-        Acks::new(),
-        Table::default(),
-    );
+    let kafka = Kafka::shared().await;
+    let redis = RedisServer::start().await;
+    let topic = kafka.new_topic("batches", 1).await;
+    let acks = Acks::new();
+    let table = Table::default();
     produce(&kafka, &topic, (0..BATCHES * BATCH).map(|id| id + 100)).await;
     let store = RedisStore::connect(redis.url()).await.unwrap();
     let source = KafkaSource::new(kafka.bootstrap(), unique("batches"), [topic.as_str()]);
@@ -140,7 +140,8 @@ async fn the_claims_of_a_batch_travel_together_and_so_do_its_completions() {
         "each batch was full"
     );
     assert_eq!(table.0.lock().unwrap().len() as u64, BATCHES * BATCH);
-    let (reads, scripts) = (after.0 - before.0, after.1 - before.1);
+    let reads = after.0 - before.0;
+    let scripts = after.1 - before.1;
     println!("{reads} reads and {scripts} calls of scripts for {BATCHES} batches of {BATCH}");
     // One by one there would be two of each for each message. Heartbeats and the watch for losses
     // are in it, too.
@@ -159,13 +160,13 @@ async fn the_claims_of_a_batch_travel_together_and_so_do_its_completions() {
 #[tokio::test]
 async fn two_workers_with_the_same_keys_and_a_bad_order_write_each_order_once() {
     const ORDERS: u64 = 3_000;
-    let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
-    let (topic, dead) = (
-        kafka.new_topic("batches", 4).await,
-        kafka.new_topic("batches-dead", 1).await,
-    );
+    let kafka = Kafka::shared().await;
+    let redis = Redis::shared().await;
+    let topic = kafka.new_topic("batches", 4).await;
+    let dead = kafka.new_topic("batches-dead", 1).await;
     produce(&kafka, &topic, (0..ORDERS).chain(0..ORDERS)).await;
-    let (scope, table) = (unique("batches"), Table::default());
+    let scope = unique("batches");
+    let table = Table::default();
     let work = async || {
         let acks = Acks::new();
         let store = RedisStore::connect(redis.url()).await.unwrap();
@@ -247,8 +248,10 @@ impl BatchHandler for InOneTransaction {
         completions.sort_by(|one, other| one.key().as_str().cmp(other.key().as_str()));
         for completing in &completions {
             let retention_ms = i64::try_from(completing.retention().as_millis())?;
-            let (key, token) = (completing.key().as_str(), completing.token());
-            let (token, result) = (token.as_bytes().as_slice(), completing.result().as_ref());
+            let key = completing.key().as_str();
+            let token = completing.token();
+            let token = token.as_bytes().as_slice();
+            let result = completing.result().as_ref();
             let complete = PostgresStore::complete_sql();
             if transaction
                 .execute(complete, &[&key, &token, &result, &retention_ms])
@@ -271,11 +274,10 @@ impl BatchHandler for InOneTransaction {
 async fn a_batch_commits_its_rows_and_its_completions_together_and_a_bad_row_rolls_back_its_part_alone()
  {
     const ORDERS: u64 = 400;
-    let (kafka, postgres) = (Kafka::shared().await, Postgres::shared().await);
-    let (topic, dead) = (
-        kafka.new_topic("batches", 2).await,
-        kafka.new_topic("batches-dead", 1).await,
-    );
+    let kafka = Kafka::shared().await;
+    let postgres = Postgres::shared().await;
+    let topic = kafka.new_topic("batches", 2).await;
+    let dead = kafka.new_topic("batches-dead", 1).await;
     produce(&kafka, &topic, (0..ORDERS).chain(0..ORDERS)).await;
     let table = unique("batches").replace('-', "_");
     let admin = postgres.connection().await;
@@ -284,7 +286,8 @@ async fn a_batch_commits_its_rows_and_its_completions_together_and_a_bad_row_rol
     admin.batch_execute(&create).await.unwrap();
     let store = PostgresStore::connect(postgres.url()).await.unwrap();
     store.create_schema().await.unwrap();
-    let (acks, commits) = (Acks::new(), Arc::default());
+    let acks = Acks::new();
+    let commits = Arc::default();
     let handler = InOneTransaction {
         url: postgres.url().to_owned(),
         table: table.clone(),

@@ -35,12 +35,11 @@ async fn is_marked(store: &dyn Store, scope: &Scope) -> bool {
 /// Each process is given the same messages and opens the store anew.
 async fn survives_restarts(open: impl AsyncFn() -> Arc<dyn Store>) {
     let scope = Scope::new(unique("breaker")).unwrap();
-    let (letters, attempts) = (
-        Arc::new(Letters::default()),
-        Arc::new(Mutex::new(BTreeMap::new())),
-    );
+    let letters = Arc::new(Letters::default());
+    let attempts = Arc::new(Mutex::new(BTreeMap::new()));
     for process in 0..=RESTARTS {
-        let (is_up, seen) = (process == RESTARTS, Arc::clone(&attempts));
+        let is_up = process == RESTARTS;
+        let seen = Arc::clone(&attempts);
         let handler = move |_: Message, attempt: Attempt| {
             if is_up {
                 *seen
@@ -57,7 +56,8 @@ async fn survives_restarts(open: impl AsyncFn() -> Arc<dyn Store>) {
                 }
             }
         };
-        let (store, watched) = (open().await, Watched::new());
+        let store = open().await;
+        let watched = Watched::new();
         let payments = (0..MESSAGES).map(|id| ("", format!(r#"{{"id":{id}}}"#)));
         let list = List::of("payments", payments);
         let gate = Gate::new(scope.as_str(), Key::json(["id"]), Arc::clone(&store));

@@ -42,11 +42,10 @@ struct Running {
 
 impl Stage {
     async fn with(payloads: impl IntoIterator<Item = String>) -> Self {
-        let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
-        let (topic, dead) = (
-            kafka.new_topic("handlers", 1).await,
-            kafka.new_topic("dead", 1).await,
-        );
+        let kafka = Kafka::shared().await;
+        let redis = Redis::shared().await;
+        let topic = kafka.new_topic("handlers", 1).await;
+        let dead = kafka.new_topic("dead", 1).await;
         kafka
             .produce(
                 &topic,
@@ -77,7 +76,8 @@ impl Stage {
         gate_as: impl FnOnce(Gate) -> Gate,
         consumer_as: impl FnOnce(Consumer) -> Consumer,
     ) -> Running {
-        let (group, watched) = (unique("handlers"), Watched::new());
+        let group = unique("handlers");
+        let watched = Watched::new();
         let store = RedisStore::connect(self.redis.url()).await.unwrap();
         let gate = Gate::new(self.scope.as_str(), Key::json(["id"]), store).lease(LEASE);
         let source = KafkaSource::new(
@@ -169,7 +169,8 @@ async fn a_handler_that_fails_once_runs_again() {
     };
     let running = stage.start(handler).await;
     running.watched.until("acks", 20).await;
-    let (group, watched) = (running.group.clone(), running.stop().await);
+    let group = running.group.clone();
+    let watched = running.stop().await;
     assert_eq!(
         (
             watched.get("handler_runs", "failed"),
@@ -248,13 +249,12 @@ async fn a_panic_is_a_failed_attempt() {
 /// Two consumers of one scope: the one without the lease must not get it while the handler runs.
 async fn nobody_takes_over(handler: impl Handler + Clone, runs: Arc<AtomicU64>) {
     let stage = Stage::with(numbered(1)).await;
-    let (one, two) = (
-        stage.start(handler.clone()).await,
-        stage.start(handler).await,
-    );
+    let one = stage.start(handler.clone()).await;
+    let two = stage.start(handler).await;
     one.watched.until("acks", 1).await;
     two.watched.until("acks", 1).await;
-    let (one, two) = (one.stop().await, two.stop().await);
+    let one = one.stop().await;
+    let two = two.stop().await;
     assert_eq!(runs.load(Relaxed), 1, "the handler ran once");
     assert_eq!(one.total("extra_runs") + two.total("extra_runs"), 0);
     assert!(
@@ -344,10 +344,12 @@ type LeftBehind = Arc<Mutex<Vec<(Message, JoinHandle<()>)>>>;
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_and_tasks_that_handlers_leak_hold_up_nothing() {
     const LEAKS: u64 = 200;
-    let (stage, left) = (Stage::with(numbered(LEAKS)).await, LeftBehind::default());
+    let stage = Stage::with(numbered(LEAKS)).await;
+    let left = LeftBehind::default();
     let leaking = Arc::clone(&left);
     let handler = move |message: Message, _: Attempt| {
-        let (kept, leaking) = (message.clone(), Arc::clone(&leaking));
+        let kept = message.clone();
+        let leaking = Arc::clone(&leaking);
         async move {
             let task = tokio::spawn(async move {
                 std::future::pending::<()>().await;
@@ -367,7 +369,8 @@ async fn messages_and_tasks_that_handlers_leak_hold_up_nothing() {
         )
         .await;
     running.watched.until("acks", LEAKS).await;
-    let (group, watched) = (running.group.clone(), running.stop().await);
+    let group = running.group.clone();
+    let watched = running.stop().await;
     assert_eq!(stage.committed(&group).await, i64::try_from(LEAKS).ok());
     assert_eq!(
         (
@@ -383,6 +386,24 @@ async fn messages_and_tasks_that_handlers_leak_hold_up_nothing() {
         "they are not ours to end"
     );
     left.iter().for_each(|(_, task)| task.abort());
+}
+
+/// Waits until the status of a stop names the run of this message.
+async fn until_stop_names(monitor: &Monitor, origin: &str) {
+    until(
+        "the stop to name the handler that does not end",
+        LIMIT,
+        async || {
+            let status = monitor.status();
+            let named = status.runs.iter().any(|run| run.origin == origin);
+            if status.phase == Phase::Stopping && named {
+                Ok(())
+            } else {
+                Err(format!("{status:?}"))
+            }
+        },
+    )
+    .await;
 }
 
 // invariant: stop-waits-for-leak
@@ -442,20 +463,7 @@ async fn handlers_that_wait_for_ever_and_ignore_their_cancellation_hold_up_neith
     } = running;
     stop.send(()).expect("it runs");
     let stuck = format!("{}/0@40", stage.topic);
-    until(
-        "the stop to name the handler that does not end",
-        LIMIT,
-        async || {
-            let status = monitor.status();
-            let named = status.runs.iter().any(|run| run.origin == stuck);
-            if status.phase == Phase::Stopping && named {
-                Ok(())
-            } else {
-                Err(format!("{status:?}"))
-            }
-        },
-    )
-    .await;
+    until_stop_names(&monitor, &stuck).await;
     let ended = tokio::time::timeout(LIMIT, ended)
         .await
         .expect("the deadline holds");

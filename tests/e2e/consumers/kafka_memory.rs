@@ -34,10 +34,8 @@ async fn memory_is_bounded_by_the_settings_whatever_waits() {
         "payload", "messages", "bounds", "peak MiB", "allowed MiB"
     );
     for size in SIZES {
-        let (topic, count) = (
-            kafka.new_topic("flood", 3).await,
-            messages.min(TOPIC_BYTES_MAX / size),
-        );
+        let topic = kafka.new_topic("flood", 3).await;
+        let count = messages.min(TOPIC_BYTES_MAX / size);
         let payload = vec![b'x'; size];
         kafka
             .produce(

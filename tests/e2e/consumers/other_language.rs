@@ -22,7 +22,8 @@ struct Both {
 
 impl Both {
     async fn new() -> Self {
-        let (redis, scope) = (Redis::shared().await, unique("python"));
+        let redis = Redis::shared().await;
+        let scope = unique("python");
         let store = RedisStore::connect(redis.url()).await.unwrap();
         let gate = Gate::new(scope.as_str(), Key::json(["order_id"]), store)
             .lease(Duration::from_secs(60));

@@ -22,11 +22,10 @@ struct Stage {
 
 impl Stage {
     async fn with(partitions: i32, payments: impl IntoIterator<Item = String>) -> Self {
-        let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
-        let (topic, dead) = (
-            kafka.new_topic("processes", partitions).await,
-            kafka.new_topic("dead", 1).await,
-        );
+        let kafka = Kafka::shared().await;
+        let redis = Redis::shared().await;
+        let topic = kafka.new_topic("processes", partitions).await;
+        let dead = kafka.new_topic("dead", 1).await;
         let record = |(n, payment): (usize, String)| {
             Record::new(payment).partition(i32::try_from(n).unwrap() % partitions)
         };
@@ -108,7 +107,8 @@ fn payment(order: impl std::fmt::Display, how: &str) -> String {
 async fn nothing_is_delivered_again_after_a_clean_stop() {
     const PAYMENTS: usize = 400;
     let stage = Stage::with(4, (0..PAYMENTS).map(|n| payment(n, "usual"))).await;
-    let (mut effects, mut stops) = (0, 0);
+    let mut effects = 0;
+    let mut stops = 0;
     while effects < PAYMENTS {
         let mut worker = stage.start(&stage.scope);
         let enough = (effects + 60).min(PAYMENTS);
@@ -171,7 +171,8 @@ async fn a_message_that_ends_its_process_runs_alone_after_the_second_time_and_is
     };
     let stage = Stage::with(1, (0..NEIGHBOURS).map(slow)).await;
     let everything = i64::try_from(NEIGHBOURS).unwrap();
-    let (mut worker, mut deaths) = (stage.start(&stage.scope), 0_u32);
+    let mut worker = stage.start(&stage.scope);
+    let mut deaths = 0_u32;
     until("the end of all", LIMIT, async || {
         if worker.try_wait().is_some() {
             deaths += 1;
@@ -251,7 +252,8 @@ async fn a_key_that_another_process_has_holds_up_no_other_and_is_taken_over_when
     let how = |n: i64| if n == 10 { "hold" } else { "usual" };
     let stage = Stage::with(1, (0..PAYMENTS).map(|n| payment(n, how(n)))).await;
     // Two groups: each gets every message, and they share the scope.
-    let (one, two) = (unique("one"), unique("two"));
+    let one = unique("one");
+    let two = unique("two");
     let mut holder = stage.start(&one);
     stage
         .until_effects("the handler that holds", |effects| {

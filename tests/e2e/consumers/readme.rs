@@ -26,11 +26,10 @@ fn program(kafka: &str, redis: &str, topic: &str, dead: &str, output: &Path) -> 
 
 #[tokio::test]
 async fn the_program_of_the_readme_charges_once_says_what_it_gives_up_and_stops() {
-    let (kafka, redis) = (Kafka::shared().await, RedisServer::start().await);
-    let (topic, dead) = (
-        kafka.new_topic("readme", 1).await,
-        kafka.new_topic("readme-dead", 1).await,
-    );
+    let kafka = Kafka::shared().await;
+    let redis = RedisServer::start().await;
+    let topic = kafka.new_topic("readme", 1).await;
+    let dead = kafka.new_topic("readme-dead", 1).await;
     let payloads = [
         r#"{"order_id":"A-1","amount":10}"#,
         r#"{"order_id":"A-1","amount":10.0}"#,
@@ -88,7 +87,8 @@ async fn a_wrong_port_of_redis_is_named_with_its_server() {
 /// Brokers that are away are waited for, so the log must name them; Ctrl-C ends the wait.
 #[tokio::test]
 async fn a_wrong_port_of_kafka_is_named_with_its_server_while_it_is_waited_for() {
-    let (port, redis) = (LoopbackPort::reserve(), RedisServer::start().await);
+    let port = LoopbackPort::reserve();
+    let redis = RedisServer::start().await;
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("output");
     let text = || std::fs::read_to_string(&output).unwrap();

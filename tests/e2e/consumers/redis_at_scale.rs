@@ -49,7 +49,9 @@ impl Payments {
     async fn with_copies(count: u64, copies: u64) -> Self {
         let kafka = Kafka::shared().await;
         let topic = kafka.new_topic("scale", PARTITIONS).await;
-        let (group, scope, effects) = (unique("scale"), unique("scale"), Arc::default());
+        let group = unique("scale");
+        let scope = unique("scale");
+        let effects = Arc::default();
         let payments = Self {
             topic,
             group,
@@ -182,11 +184,13 @@ impl Load<'_> {
 
     /// Waits for the rest, and judges: nothing lost, and every second effect counted by its cause.
     async fn end(self) -> u64 {
-        let (payments, watched) = (self.payments, Arc::clone(&self.watched));
+        let payments = self.payments;
+        let watched = Arc::clone(&self.watched);
         self.acks(payments.deliveries()).await;
         self.stop().await;
         payments.none_is_lost();
-        let (extra, counted) = (payments.extra(), watched.total("extra_runs"));
+        let extra = payments.extra();
+        let counted = watched.total("extra_runs");
         assert!(
             extra <= counted,
             "{extra} second effects, {counted} counted"

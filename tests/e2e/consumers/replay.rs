@@ -125,9 +125,10 @@ fn payments(rng: &mut Rng) -> (Vec<Record>, u64) {
         let order = if again { rng.u64(..orders) } else { orders };
         orders += u64::from(!again);
         let amount = order % 100;
-        let payload = match again {
-            true => format!(r#"{{"at":{n},"amount":{amount}.0,"order":{order}}}"#),
-            false => format!(r#"{{"order":{order},"amount":{amount},"at":{n}}}"#),
+        let payload = if again {
+            format!(r#"{{"at":{n},"amount":{amount}.0,"order":{order}}}"#)
+        } else {
+            format!(r#"{{"order":{order},"amount":{amount},"at":{n}}}"#)
         };
         Record::new(payload).key(rng.u32(..200).to_string())
     };
@@ -142,7 +143,8 @@ async fn replay_has_no_effect(store: Arc<dyn Store>) {
     let (records, orders) = payments(&mut Rng::with_seed(seed));
     kafka.produce(&topic, records).await;
 
-    let (scope, bank) = (unique("replay"), Arc::new(Bank::default()));
+    let scope = unique("replay");
+    let bank = Arc::new(Bank::default());
     let first = consume(&kafka, &topic, Arc::clone(&store), &scope, &bank).await;
     let charges = bank.charges.lock().unwrap().clone();
     assert_eq!(charges.len() as u64, orders, "every payment is charged");

@@ -1,7 +1,6 @@
 //! Retries that wait in topics, on a real broker.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
@@ -13,8 +12,7 @@ use oncegate::source::Source;
 use oncegate::{
     Attempt, Backoff, BoxError, Consumer, Failure, Gate, Handler, Key, Message, Ordering, Origin,
 };
-use oncegate_testkit::fire::{History, Occurrence, Point, StoreKind, Trap, WorkerSettings, Zombie};
-use oncegate_testkit::{Kafka, Ledger, Record, Redis, Watched, unique, until};
+use oncegate_testkit::{Kafka, Record, Redis, Watched, unique, until};
 use rdkafka::Message as _;
 use rdkafka::message::Headers as _;
 use tokio::sync::oneshot;
@@ -22,26 +20,23 @@ use tokio::sync::oneshot;
 const WAIT: Duration = Duration::from_secs(3);
 /// A header that is no text.
 const TENANT: &[u8] = b"\xff acme";
-const LIMIT: Duration = Duration::from_secs(240);
-/// An order whose first attempt fails, in a worker under fire.
-const FAILS_ONCE: u64 = 3;
+pub(crate) const LIMIT: Duration = Duration::from_secs(240);
 
 /// A topic of one partition and its retry topic.
-struct Stage {
-    kafka: Kafka,
-    redis: Redis,
-    topic: String,
-    later: String,
+pub(crate) struct Stage {
+    pub(crate) kafka: Kafka,
+    pub(crate) redis: Redis,
+    pub(crate) topic: String,
+    pub(crate) later: String,
     group: String,
 }
 
 impl Stage {
-    async fn with(messages: u64) -> Self {
-        let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
-        let (topic, later) = (
-            kafka.new_topic("retries", 1).await,
-            kafka.new_topic("later", 1).await,
-        );
+    pub(crate) async fn with(messages: u64) -> Self {
+        let kafka = Kafka::shared().await;
+        let redis = Redis::shared().await;
+        let topic = kafka.new_topic("retries", 1).await;
+        let later = kafka.new_topic("later", 1).await;
         let record = |id: u64| {
             Record::new(format!(r#"{{"id":{id}}}"#))
                 .key(format!("key-{id}"))
@@ -177,7 +172,9 @@ impl Handler for Dependent {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dependency_that_is_down_for_some_keys_holds_up_neither_others_nor_the_committed_offset()
 {
-    let (stage, dependent, watched) = (Stage::with(30).await, Dependent::default(), Watched::new());
+    let stage = Stage::with(30).await;
+    let dependent = Dependent::default();
+    let watched = Watched::new();
     let consumer = stage
         .consumer(stage.source(), &watched, dependent.clone())
         .await;
@@ -223,105 +220,6 @@ async fn a_dependency_that_is_down_for_some_keys_holds_up_neither_others_nor_the
     );
 }
 
-// invariant: retry-topic
-#[tokio::test(flavor = "multi_thread")]
-async fn a_kill_between_the_copy_and_the_ack_leaves_two_and_one_effect() {
-    let stage = Stage::with(0).await;
-    let (folder, dead) = (
-        tempfile::tempdir().unwrap(),
-        stage.kafka.new_topic("dead", 1).await,
-    );
-    let store = (StoreKind::Redis, stage.redis.url());
-    let mut settings = WorkerSettings::new(
-        store,
-        &stage.kafka,
-        (stage.topic.clone(), dead),
-        folder.path(),
-    );
-    settings.retries = Some((Duration::from_secs(1), stage.later.clone()));
-    let worker = |traps: &[Trap]| {
-        Zombie::start(
-            PathBuf::from(env!("CARGO_BIN_EXE_fire_worker")),
-            &settings,
-            traps,
-        )
-    };
-    stage
-        .kafka
-        .produce(
-            &stage.topic,
-            [Record::new(format!(
-                r#"{{"order":{FAILS_ONCE},"amount":1}}"#
-            ))],
-        )
-        .await;
-
-    // Its first ack is the one behind the copy.
-    let mut killed = worker(&[Trap::Stop(Point::AckBefore)]);
-    killed.until_stopped(LIMIT).await;
-    assert_eq!(
-        stage.kafka.read_all(&stage.later).await.len(),
-        1,
-        "its copy waits"
-    );
-    killed.kill();
-    let committed = stage
-        .kafka
-        .committed_offsets(&settings.group, &stage.topic)
-        .await;
-    assert!(committed.get(&0).is_none_or(|at| *at == 0), "{committed:?}");
-
-    let mut other = worker(&[]);
-    let later_group = format!("{}.{}", settings.group, stage.later);
-    for (group, topic) in [
-        (&settings.group, &stage.topic),
-        (&later_group, &stage.later),
-    ] {
-        until("everything to be committed", LIMIT, async || {
-            let committed = stage.kafka.committed_offsets(group, topic).await;
-            let ends = stage.kafka.end_offsets(topic).await;
-            if committed == ends {
-                Ok(())
-            } else {
-                Err(format!("{topic}: {committed:?} of {ends:?}"))
-            }
-        })
-        .await;
-    }
-    other.stop().await;
-    let origin = format!("{}/0@0", stage.topic);
-    let history = History::open(&settings.history).unwrap().read().unwrap();
-    let of_other = history.iter().filter(|entry| entry.pid == other.id());
-    let (mut received, mut ran, mut answered) = (0, Vec::new(), 0);
-    for entry in of_other {
-        match &entry.what {
-            Occurrence::Received { origin: of, .. } if *of == origin => received += 1,
-            Occurrence::Begun {
-                origin: of,
-                attempt,
-                ..
-            } if *of == origin => ran.push(*attempt),
-            Occurrence::Duplicate { origin: of, .. } if *of == origin => answered += 1,
-            _ => {}
-        }
-    }
-    // The record counts the attempt of the process that was killed, so the next one is the second,
-    // and succeeds.
-    assert_eq!(
-        (received, ran, answered),
-        (2, vec![2], 1),
-        "the message and its copy: one effect, one answer"
-    );
-    assert_eq!(
-        Ledger::open(&settings.ledger)
-            .counts()
-            .into_values()
-            .collect::<Vec<_>>(),
-        [1],
-        "one effect"
-    );
-}
-
 /// Copies of a retry topic's partition that are due `after` from now, by the clock of the process
 /// that wrote them.
 fn copies(partition: i32, after: Duration, count: usize) -> impl Iterator<Item = Record> + Send {
@@ -355,11 +253,10 @@ async fn receive(source: &dyn Source, count: usize) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_is_not_due_holds_up_none_that_is() {
     let stage = Stage::with(0).await;
-    let (soon, late) = (
-        stage.kafka.new_topic("soon", 1).await,
-        stage.kafka.new_topic("late", 2).await,
-    );
-    let (hour, wait) = (Duration::from_secs(3_600), Duration::from_secs(600));
+    let soon = stage.kafka.new_topic("soon", 1).await;
+    let late = stage.kafka.new_topic("late", 2).await;
+    let hour = Duration::from_secs(3_600);
+    let wait = Duration::from_secs(600);
     let source = KafkaSource::new(stage.kafka.bootstrap(), &stage.group, [&stage.topic])
         .retry_topics([(Duration::from_secs(1), &soon), (wait, &late)])
         .beyond(Duration::ZERO);
@@ -428,7 +325,8 @@ async fn receive_all(source: Arc<KafkaRetries>, origins: Arc<Mutex<Vec<String>>>
 #[tokio::test]
 async fn what_waits_is_dropped_when_its_partition_is_revoked_and_the_next_owner_delivers_it_once() {
     const EACH: usize = 5;
-    let (stage, hour) = (Stage::with(0).await, Duration::from_secs(3_600));
+    let stage = Stage::with(0).await;
+    let hour = Duration::from_secs(3_600);
     let late = stage.kafka.new_topic("late", 2).await;
     let join = async || {
         let source = KafkaSource::new(stage.kafka.bootstrap(), &stage.group, [&stage.topic])
@@ -436,7 +334,8 @@ async fn what_waits_is_dropped_when_its_partition_is_revoked_and_the_next_owner_
             .property("heartbeat.interval.ms", "200")
             .retry_topics([(hour, &late)]);
         source.open(Watched::new() as _).await.unwrap();
-        let (source, origins) = (Arc::new(source), Arc::<Mutex<Vec<String>>>::default());
+        let source = Arc::new(source);
+        let origins = Arc::<Mutex<Vec<String>>>::default();
         let receiving = tokio::spawn(receive_all(Arc::clone(&source), Arc::clone(&origins)));
         (source, origins, receiving)
     };
@@ -502,11 +401,13 @@ type Attempts = Arc<Mutex<Vec<(SystemTime, Option<SystemTime>)>>>;
 // invariant: retry-topic
 #[tokio::test(flavor = "multi_thread")]
 async fn the_time_of_the_first_failure_comes_through_retry_topics_into_the_dead_letter() {
-    let (stage, attempts) = (Stage::with(1).await, Attempts::default());
+    let stage = Stage::with(1).await;
+    let attempts = Attempts::default();
     let dead = stage.kafka.new_topic("dead", 1).await;
     // Each attempt runs in another consumer: none has seen two of them.
     for attempt in 1..=3 {
-        let (seen, watched) = (Arc::clone(&attempts), Watched::new());
+        let seen = Arc::clone(&attempts);
+        let watched = Watched::new();
         let handler = move |message: Message, _: Attempt| {
             seen.lock()
                 .unwrap()

@@ -98,7 +98,8 @@ async fn a_child_works_on_all_keys() {
     let mut keys: Vec<u32> = (0..KEYS).collect();
     fastrand::shuffle(&mut keys);
     let tasks = keys.chunks((KEYS / CONCURRENCY) as usize).map(|keys| {
-        let (store, keys) = (store.clone(), keys.to_vec());
+        let store = store.clone();
+        let keys = keys.to_vec();
         let witnesses = Witnesses::open(Path::new(&folder));
         tokio::spawn(async move {
             for number in keys {

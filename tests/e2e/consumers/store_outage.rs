@@ -65,11 +65,13 @@ async fn a_consumer_whose_redis_is_full_says_so_and_goes_on_when_there_is_room()
         consumer
     };
     let consuming = Consuming::start_with(store, MESSAGES, LEASE, String::new(), watching).await;
-    let (monitor, watched) = (monitor.unwrap(), Arc::clone(&consuming.watched));
+    let monitor = monitor.unwrap();
+    let watched = Arc::clone(&consuming.watched);
     watched.until("acks", MESSAGES / 4).await;
     redis.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
     until("the reason", LEASE, async || {
-        let (status, health) = (monitor.status(), Health::of(&monitor.status()));
+        let status = monitor.status();
+        let health = Health::of(&monitor.status());
         let is_full = |reason: &Reason| {
             let text = reason.to_string();
             matches!(reason, Reason::StoreAway { .. })
@@ -152,9 +154,11 @@ async fn a_handler_that_ends_during_an_outage_longer_than_its_lease_runs_once() 
     kafka.produce(&topic, [Record::new(r#"{"id":1}"#)]).await;
     let (begun, mut has_begun) = watch::channel(0);
     let (ended, mut has_ended) = watch::channel(0);
-    let (begun, ended) = (Arc::new(begun), Arc::new(ended));
+    let begun = Arc::new(begun);
+    let ended = Arc::new(ended);
     let handler = move |_: Message, attempt: Attempt| {
-        let (begun, ended) = (Arc::clone(&begun), Arc::clone(&ended));
+        let begun = Arc::clone(&begun);
+        let ended = Arc::clone(&ended);
         async move {
             begun.send_modify(|runs| *runs += 1);
             // Resolves because no heartbeat is confirmed; a handler may go on all the same.
@@ -240,7 +244,37 @@ struct Member {
     running: JoinHandle<Result<(), ConsumerError>>,
 }
 
+/// The number of each attempt, and whether it was marked as one after a crash.
+type Attempts = Arc<Mutex<Vec<(u32, bool)>>>;
+
 impl Member {
+    async fn join(url: &str, kafka: &Kafka, topic: &str, name: &str, attempts: &Attempts) -> Self {
+        let noted = Arc::clone(attempts);
+        let handler = move |_: Message, attempt: Attempt| {
+            noted
+                .lock()
+                .unwrap()
+                .push((attempt.number(), attempt.recovered()));
+            std::future::ready(Ok(()))
+        };
+        let store = RedisStore::connect(url).await.unwrap();
+        let gate = Gate::new(name, Key::json(["id"]), store).lease(LEASE * 10);
+        let source = KafkaSource::new(kafka.bootstrap(), name, [topic]);
+        // A rebalance revokes every partition of every member.
+        let source = source.property("partition.assignment.strategy", "range");
+        let watched = Watched::new();
+        let consumer = Consumer::new(source, gate, handler).observer(Arc::clone(&watched) as _);
+        let monitor = consumer.monitor();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
+        Self {
+            watched,
+            monitor,
+            stop,
+            running,
+        }
+    }
+
     async fn stop(self) {
         _ = self.stop.send(());
         self.running.await.unwrap().unwrap();
@@ -250,36 +284,13 @@ impl Member {
 // invariant: claim-left-behind
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_is_revoked_while_the_answer_to_a_claim_is_lost_leaves_no_claim_behind() {
-    let (redis, kafka) = (Redis::shared().await, Kafka::shared().await);
+    let redis = Redis::shared().await;
+    let kafka = Kafka::shared().await;
     let proxy = Proxy::before(&redis).await;
-    let (topic, name) = (kafka.new_topic("revoked", 1).await, unique("revoked"));
-    let attempts: Arc<Mutex<Vec<(u32, bool)>>> = Arc::default();
-    let join = async |url: &str| {
-        let noted = Arc::clone(&attempts);
-        let handler = move |_: Message, attempt: Attempt| {
-            noted
-                .lock()
-                .unwrap()
-                .push((attempt.number(), attempt.recovered()));
-            std::future::ready(Ok(()))
-        };
-        let store = RedisStore::connect(url).await.unwrap();
-        let gate = Gate::new(name.as_str(), Key::json(["id"]), store).lease(LEASE * 10);
-        let source = KafkaSource::new(kafka.bootstrap(), name.as_str(), [topic.as_str()]);
-        // A rebalance revokes every partition of every member.
-        let source = source.property("partition.assignment.strategy", "range");
-        let watched = Watched::new();
-        let consumer = Consumer::new(source, gate, handler).observer(Arc::clone(&watched) as _);
-        let (monitor, (stop, stopped)) = (consumer.monitor(), oneshot::channel::<()>());
-        let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-        Member {
-            watched,
-            monitor,
-            stop,
-            running,
-        }
-    };
-    let first = join(&proxy.url()).await;
+    let topic = kafka.new_topic("revoked", 1).await;
+    let name = unique("revoked");
+    let attempts = Attempts::default();
+    let first = Member::join(&proxy.url(), &kafka, &topic, &name, &attempts).await;
     until("the partition", LIMIT, async || {
         match first.monitor.status().source.partitions.len() {
             1 => Ok(()),
@@ -309,7 +320,7 @@ async fn a_partition_that_is_revoked_while_the_answer_to_a_claim_is_lost_leaves_
         }
     })
     .await;
-    let second = join(redis.url()).await;
+    let second = Member::join(redis.url(), &kafka, &topic, &name, &attempts).await;
     first.watched.until("rebalances", rebalances + 1).await;
     proxy.set(ProxyMode::Pass);
     // Long before a lease is over.

@@ -30,7 +30,8 @@ fn one_each(first: usize, partitions: i32) -> impl Iterator<Item = Record> + Sen
 /// Nothing has finished when the source is stopped and started again; meanwhile messages come.
 async fn restarts_at_the_end(properties: &[(&str, &str)]) {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("end", 3).await, unique("group"));
+    let topic = kafka.new_topic("end", 3).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(90, 3)).await;
     let ends = kafka.end_offsets(&topic).await;
     let source = || member(&kafka, &group, &topic, properties).from_end();
@@ -67,13 +68,15 @@ async fn a_group_that_begins_at_the_end_and_is_restarted_skips_nothing() {
 /// partition.
 async fn gives_away_unfinished(properties: &[(&str, &str)]) {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("end", 2).await, unique("group"));
+    let topic = kafka.new_topic("end", 2).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(20, 2)).await;
     let source = || {
         let source = member(&kafka, &group, &topic, properties).from_end();
         source.drain_timeout(Duration::from_millis(200))
     };
-    let (first, second) = (source(), source());
+    let first = source();
+    let second = source();
     open(&first).await;
     until_committed(&kafka, &group, &topic, &kafka.end_offsets(&topic).await).await;
     kafka.produce(&topic, one_each(LATER, 2)).await;
@@ -103,7 +106,8 @@ async fn a_group_that_begins_at_the_end_skips_nothing_that_runs_while_it_rebalan
 /// The topic gains partitions, and messages in them before any member sees them.
 async fn gains_partitions(properties: &[(&str, &str)]) {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("gain", 1).await, unique("group"));
+    let topic = kafka.new_topic("gain", 1).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(10, 1)).await;
     let source = || member(&kafka, &group, &topic, properties).from_end();
     let first = source();
@@ -136,14 +140,16 @@ async fn partitions_that_a_topic_gains_begin_at_their_start() {
 /// ask.
 async fn is_told_where_to_begin(properties: &[(&str, &str)]) {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("told", 4).await, unique("group"));
+    let topic = kafka.new_topic("told", 4).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(40, 4)).await;
     let source = || {
         member(&kafka, &group, &topic, properties)
             .from_end()
             .property("debug", "topic")
     };
-    let (first, second) = (source(), source());
+    let first = source();
+    let second = source();
     open(&first).await;
     open(&second).await;
     until_committed(&kafka, &group, &topic, &kafka.end_offsets(&topic).await).await;
@@ -184,10 +190,8 @@ async fn begin_together(properties: &[(&str, &str)]) {
     const MEMBERS: usize = 4;
     const PARTITIONS: i32 = 8;
     let kafka = Kafka::shared().await;
-    let (topic, group) = (
-        kafka.new_topic("together", PARTITIONS).await,
-        unique("group"),
-    );
+    let topic = kafka.new_topic("together", PARTITIONS).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(80, PARTITIONS)).await;
     let sources: Vec<KafkaSource> = (0..MEMBERS)
         .map(|_| member(&kafka, &group, &topic, properties).from_end())
@@ -240,7 +244,8 @@ async fn members_that_begin_together_at_the_end_begin_there() {
 /// Transactions of `size` messages in partition 0, of which these are committed and the others
 /// aborted.
 async fn transactions(kafka: &Kafka, topic: &str, committed: &'static [bool], size: u8) {
-    let (mut config, topic) = (kafka.config(), topic.to_owned());
+    let mut config = kafka.config();
+    let topic = topic.to_owned();
     let produce = move || {
         let producer: BaseProducer = config
             .set("transactional.id", unique("tx"))
@@ -287,7 +292,8 @@ async fn until_stands(source: &KafkaSource, what: &str, wanted: &[(Option<u64>, 
 /// else.
 async fn markers_are_no_lag(properties: &[(&str, &str)]) {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("lag", 2).await, unique("group"));
+    let topic = kafka.new_topic("lag", 2).await;
+    let group = unique("group");
     let source =
         || member(&kafka, &group, &topic, properties).property("statistics.interval.ms", "100");
     let first = source();
@@ -365,7 +371,8 @@ async fn what_is_no_message_is_no_lag_and_is_committed_past() {
 #[tokio::test]
 async fn the_lag_is_known_before_anything_is_delivered() {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("known", 1).await, unique("group"));
+    let topic = kafka.new_topic("known", 1).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(10, 1)).await;
     let source = || member(&kafka, &group, &topic, QUICK).property("statistics.interval.ms", "100");
     let first = source();

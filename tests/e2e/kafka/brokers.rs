@@ -30,7 +30,8 @@ struct Consumed {
 
 impl Consumed {
     async fn start(cluster: &KafkaCluster, replicas: i32, properties: &[(&str, &str)]) -> Self {
-        let (topic, group) = (unique("led"), unique("group"));
+        let topic = unique("led");
+        let group = unique("group");
         cluster
             .create_replicated_topic(&topic, PARTITIONS, replicas)
             .await;
@@ -65,7 +66,8 @@ impl Consumed {
     /// Receives and finishes until `count` different messages have come. Returns how many
     /// deliveries that took.
     async fn finish(&self, count: impl Fn() -> Option<usize>) -> usize {
-        let (mut numbers, mut received) = (BTreeSet::new(), 0);
+        let mut numbers = BTreeSet::new();
+        let mut received = 0;
         while count() != Some(numbers.len()) {
             let messages = finish(receive(&self.source, 1).await);
             received += messages.len();

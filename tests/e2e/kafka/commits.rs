@@ -97,11 +97,9 @@ async fn whatever_the_coordinator_says_to_a_commit_the_next_one_makes_up_for_it(
 )]
 async fn each_is_made_up_for(codes: &[RDKafkaRespErr]) {
     let mock = MockCluster::new(1).expect("a cluster in this process");
-    let (kafka, topic, group) = (
-        Kafka::at(mock.bootstrap_servers()),
-        unique("refused"),
-        unique("group"),
-    );
+    let kafka = Kafka::at(mock.bootstrap_servers());
+    let topic = unique("refused");
+    let group = unique("group");
     mock.create_topic(&topic, 1, 1).expect("a topic");
     let source = member(&kafka, &group, &topic, QUICK);
     let counters = open(&source).await;
@@ -126,7 +124,8 @@ async fn each_is_made_up_for(codes: &[RDKafkaRespErr]) {
 #[tokio::test]
 async fn a_commit_that_the_broker_refuses_is_in_the_status_until_one_is_accepted() {
     let kafka = KafkaBroker::start_with(&["offset.metadata.max.bytes=8"]).await;
-    let (topic, group) = (kafka.new_topic("refused", 1).await, unique("group"));
+    let topic = kafka.new_topic("refused", 1).await;
+    let group = unique("group");
     kafka.produce(&topic, [Record::new("one")]).await;
     let source = member(&kafka, &group, &topic, QUICK);
     let is_long = Arc::new(AtomicBool::new(true));
@@ -172,7 +171,8 @@ async fn a_commit_that_the_broker_refuses_is_in_the_status_until_one_is_accepted
 #[tokio::test]
 async fn a_commit_thread_that_dies_ends_the_source() {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("dies", 1).await, unique("group"));
+    let topic = kafka.new_topic("dies", 1).await;
+    let group = unique("group");
     kafka.produce(&topic, [Record::new("one")]).await;
     let source = member(&kafka, &group, &topic, QUICK);
     source.annotate_commits(CommitAnnotation::new(|| {

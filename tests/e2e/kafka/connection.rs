@@ -49,7 +49,8 @@ impl Way {
 async fn lead(ways: [Arc<Way>; 2], listener: TcpListener, broker: String) {
     let mut connections = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
-        let (ways, broker) = (ways.clone(), broker.clone());
+        let ways = ways.clone();
+        let broker = broker.clone();
         connections.spawn(async move { connect(&ways, client, &broker).await });
     }
 }
@@ -79,7 +80,8 @@ async fn connect(ways: &[Arc<Way>], mut client: TcpStream, broker: &str) -> std:
 }
 
 async fn loses_its_connections(kafka: &Kafka, way: &Way, properties: &[(&str, &str)]) {
-    let (topic, group) = (kafka.new_topic("lost", 2).await, unique("group"));
+    let topic = kafka.new_topic("lost", 2).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(100, 2)).await;
     let source = member(kafka, &group, &topic, properties);
     let source = source
@@ -131,7 +133,8 @@ async fn a_client_that_connects_to_nobody_is_replaced_when_the_brokers_answer_ot
     let broker =
         KafkaBroker::start_with(&[&format!("advertised.listeners=PLAINTEXT://{address}")]).await;
     // Each waits out the same limits, so both lose their connections at once.
-    let (quick, new) = (Way::of("victim-quick"), Way::of("victim-new"));
+    let quick = Way::of("victim-quick");
+    let new = Way::of("victim-new");
     let ways = [Arc::clone(&quick), Arc::clone(&new)];
     let leading = tokio::spawn(lead(ways, listener, broker.bootstrap().to_owned()));
     let kafka = Kafka::at(address.to_string());

@@ -1,29 +1,27 @@
-//! Every kind of content that Kafka can hold, as the source, the dead letters and the reader see
-//! it.
+//! Every kind of content that Kafka can hold, as the source and the reader see it.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use oncegate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetters};
-use oncegate::kafka::{KafkaDeadLetters, KafkaSource, TopicReader, TopicWindow};
-use oncegate::message::{Message, Origin};
+use oncegate::kafka::KafkaSource;
+use oncegate::message::Message;
 use oncegate::source::Source;
 use oncegate_testkit::{Kafka, KafkaBroker, Record, unique, until};
 use rdkafka::Message as _;
-use rdkafka::message::{Header, Headers, OwnedHeaders, OwnedMessage};
+use rdkafka::message::{Header, OwnedHeaders, OwnedMessage};
 use rdkafka::producer::{BaseProducer, BaseRecord, FutureProducer, FutureRecord, Producer};
 
-use crate::stage::{LIMIT, finish, open, place, receive, within};
+use crate::reader::{open_reader, read};
+use crate::stage::{LIMIT, finish, open, place, receive};
 
 /// The first `count` messages of the topic, finished and committed.
-async fn consume(kafka: &Kafka, topic: &str, count: usize) -> Vec<Message> {
+pub(crate) async fn consume(kafka: &Kafka, topic: &str, count: usize) -> Vec<Message> {
     let source = KafkaSource::new(kafka.bootstrap(), unique("group"), [topic]);
     first_of(source, count).await
 }
 
 /// The same from a source that reads routes from headers.
-async fn consume_routed(kafka: &Kafka, topic: &str, count: usize) -> Vec<Message> {
+pub(crate) async fn consume_routed(kafka: &Kafka, topic: &str, count: usize) -> Vec<Message> {
     let source =
         KafkaSource::new(kafka.bootstrap(), unique("group"), [topic]).routes_from_headers();
     first_of(source, count).await
@@ -36,7 +34,7 @@ async fn first_of(source: KafkaSource, count: usize) -> Vec<Message> {
     messages
 }
 
-fn offset(message: &Message) -> i64 {
+pub(crate) fn offset(message: &Message) -> i64 {
     place(message).1
 }
 
@@ -279,7 +277,8 @@ async fn every_compression_is_read() {
 
 /// 10 committed messages, a marker, 10 aborted ones, a marker.
 async fn transactions(kafka: &Kafka, topic: &str) {
-    let (config, topic) = (kafka.config(), topic.to_owned());
+    let config = kafka.config();
+    let topic = topic.to_owned();
     let produce = move || {
         let mut config = config;
         let producer: BaseProducer = config
@@ -391,276 +390,4 @@ async fn what_compaction_has_removed_is_a_gap_for_source_and_reader() {
             .collect::<Vec<_>>(),
         survivors
     );
-}
-
-async fn open_reader(kafka: &Kafka, topic: &str) -> TopicReader {
-    TopicReader::open(kafka.bootstrap(), topic, [])
-        .await
-        .expect("opens")
-}
-
-async fn read(reader: &mut TopicReader) -> Vec<Message> {
-    let mut messages = Vec::new();
-    let mut position = reader.position();
-    while let Some(batch) = within("reading", reader.next_batch()).await.expect("reads") {
-        assert!(
-            !batch.is_empty()
-                && reader.position() > position
-                && reader.position() <= reader.total()
-        );
-        position = reader.position();
-        messages.extend(batch);
-    }
-    messages
-}
-
-#[tokio::test]
-async fn the_reader_ends_where_the_topic_ended_when_it_began() {
-    let kafka = Kafka::shared().await;
-    let topic = kafka.new_topic("read", 3).await;
-    assert!(
-        read(&mut open_reader(&kafka, &topic).await)
-            .await
-            .is_empty(),
-        "an empty topic"
-    );
-    let numbered = |numbers: std::ops::Range<i32>| {
-        numbers.map(|n| Record::new(n.to_string()).partition(n % 3))
-    };
-    kafka.produce(&topic, numbered(0..9_000)).await;
-
-    let mut reader = open_reader(&kafka, &topic).await;
-    kafka.produce(&topic, numbered(9_000..9_300)).await;
-    let messages = read(&mut reader).await;
-
-    assert_eq!(
-        (reader.total(), reader.position(), messages.len()),
-        (9_000, 9_000, 9_000)
-    );
-    let mut next = BTreeMap::new();
-    for message in &messages {
-        let Origin::Kafka {
-            partition, offset, ..
-        } = message.origin()
-        else {
-            panic!("{message:?}")
-        };
-        let next = next.entry(*partition).or_insert(0);
-        assert_eq!(offset, next, "partition {partition} is out of order");
-        *next += 1;
-    }
-    let again = within("the end", reader.next_batch()).await.expect("reads");
-    assert!(again.is_none(), "the end stays the end");
-    let absent = TopicReader::open(kafka.bootstrap(), unique("absent"), [])
-        .await
-        .expect_err("refused");
-    assert!(absent.to_string().contains("absent"));
-}
-
-/// Every window is compared with the same choice from the whole topic.
-#[tokio::test]
-async fn a_window_has_the_messages_of_its_partitions_offsets_and_times() {
-    let seed = fastrand::u64(..);
-    println!("seed {seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
-    let kafka = Kafka::shared().await;
-    let topic = kafka.new_topic("window", 3).await;
-    for part in 0..5 {
-        let numbers = part * 60..(part + 1) * 60;
-        kafka
-            .produce(
-                &topic,
-                numbers.map(|n| Record::new(n.to_string()).partition(n % 3)),
-            )
-            .await;
-    }
-    let all = read(&mut open_reader(&kafka, &topic).await).await;
-    let times: Vec<i64> = all.iter().filter_map(Message::timestamp_ms).collect();
-    let time_of = |millis: i64| {
-        std::time::UNIX_EPOCH
-            + std::time::Duration::from_millis(u64::try_from(millis).expect("after 1970"))
-    };
-    // The offset in a partition from which on a time is reached.
-    let first_at = |partition: i32, millis: i64| {
-        let of = all.iter().filter(|message| place(message).0 == partition);
-        of.filter(|message| message.timestamp_ms() >= Some(millis))
-            .map(offset)
-            .min()
-            .unwrap_or(i64::MAX)
-    };
-    for _ in 0..12 {
-        let partition = random.bool().then(|| random.i32(0..3));
-        let [from, to] = [0..80, 40..130].map(|range| random.bool().then(|| random.i64(range)));
-        let mut time = || random.bool().then(|| times[random.usize(..times.len())]);
-        let (since, until) = (time(), time());
-        let mut window = partition
-            .into_iter()
-            .fold(TopicWindow::new(), TopicWindow::partition);
-        window = from.into_iter().fold(window, TopicWindow::from_offset);
-        window = to.into_iter().fold(window, TopicWindow::to_offset);
-        window = since
-            .map(time_of)
-            .into_iter()
-            .fold(window, TopicWindow::since);
-        window = until
-            .map(time_of)
-            .into_iter()
-            .fold(window, TopicWindow::until);
-        let is_in = |message: &&Message| {
-            let (at, offset) = place(message);
-            partition.is_none_or(|partition| partition == at)
-                && from.is_none_or(|from| offset >= from)
-                && to.is_none_or(|to| offset < to)
-                && since.is_none_or(|since| offset >= first_at(at, since))
-                && until.is_none_or(|until| offset < first_at(at, until))
-        };
-        let expected: BTreeSet<(i32, i64)> = all.iter().filter(is_in).map(place).collect();
-        let open = async |window| {
-            TopicReader::open_window(kafka.bootstrap(), &*topic, [], window)
-                .await
-                .expect("opens")
-        };
-        let mut reader = open(window.clone()).await;
-        let found: BTreeSet<_> = read(&mut reader).await.iter().map(place).collect();
-        assert_eq!(found, expected, "{window:?}");
-        let mut again = open(TopicWindow::exactly(reader.offsets().clone())).await;
-        let exactly: BTreeSet<_> = read(&mut again).await.iter().map(place).collect();
-        assert_eq!(exactly, expected, "the offsets of a reader are a window");
-    }
-    let none = TopicReader::open_window(
-        kafka.bootstrap(),
-        &*topic,
-        [],
-        TopicWindow::new().partition(7),
-    )
-    .await;
-    assert!(none.expect_err("refused").to_string().contains('7'));
-}
-
-fn letter(message: Message) -> DeadLetter {
-    DeadLetter {
-        message,
-        scope: "billing".to_owned(),
-        key: Some("the-key".to_owned()),
-        cause: DeadLetterCause::Permanent,
-        reason: "é".repeat(1_000),
-        attempts: 3,
-        first_failed_at: std::time::UNIX_EPOCH.checked_add(std::time::Duration::from_secs(1)),
-        failed_at: std::time::UNIX_EPOCH + std::time::Duration::from_secs(2),
-    }
-}
-
-fn header_of<'a>(message: &'a OwnedMessage, name: &str) -> Option<&'a [u8]> {
-    let mut named = message
-        .headers()?
-        .iter()
-        .filter(|header| header.key == name);
-    let value = named.next()?.value;
-    assert!(named.next().is_none(), "{name} is there twice");
-    value
-}
-
-// invariant: dead-letter-lost, dead-letter-id
-#[tokio::test]
-async fn a_dead_letter_keeps_the_message_and_says_where_it_came_from() {
-    let kafka = Kafka::shared().await;
-    let (topic, dead) = (
-        kafka.new_topic("orders", 1).await,
-        kafka.new_topic("dead", 1).await,
-    );
-    let record = Record::new(b"\xff bytes".as_slice())
-        .key("k")
-        .header("own", "kept");
-    kafka
-        .produce(
-            &topic,
-            [
-                record.header("oncegate-reason", "an earlier one"),
-                Record::tombstone(),
-            ],
-        )
-        .await;
-    let messages = consume(&kafka, &topic, 2).await;
-
-    let source = KafkaSource::new(kafka.bootstrap(), "g", [&topic]);
-    let letters = source.dead_letters(&dead);
-    letters.open().await.expect("opens");
-    let ids: Vec<String> = messages
-        .iter()
-        .map(|message| letter(message.clone()).id())
-        .collect();
-    for message in messages {
-        letters.send(&letter(message)).await.expect("kept");
-    }
-
-    let kept = kafka.read_all(&dead).await;
-    let [first, tombstone] = kept.as_slice() else {
-        panic!("{} letters", kept.len())
-    };
-    assert_eq!(
-        (first.payload(), first.key()),
-        (Some(b"\xff bytes".as_slice()), Some(b"k".as_slice()))
-    );
-    assert_eq!((tombstone.payload(), tombstone.key()), (None, None));
-    for (name, value) in [
-        ("own", "kept"),
-        ("oncegate-route", topic.as_str()),
-        ("oncegate-origin-topic", topic.as_str()),
-        ("oncegate-origin-partition", "0"),
-        ("oncegate-origin-offset", "0"),
-        ("oncegate-scope", "billing"),
-        ("oncegate-key", "the-key"),
-        ("oncegate-cause", "permanent"),
-        ("oncegate-reason", "é".repeat(512).as_str()),
-        ("oncegate-attempts", "3"),
-    ] {
-        assert_eq!(header_of(first, name), Some(value.as_bytes()), "{name}");
-    }
-    assert_eq!(
-        header_of(first, "oncegate-first-failed-at"),
-        Some(b"1000".as_slice())
-    );
-    assert_eq!(
-        header_of(first, "oncegate-failed-at"),
-        Some(b"2000".as_slice())
-    );
-    assert!(header_of(first, "oncegate-origin-timestamp").is_some());
-    assert_eq!(header_of(first, "oncegate-id"), Some(ids[0].as_bytes()));
-    assert_eq!(header_of(tombstone, "oncegate-id"), Some(ids[1].as_bytes()));
-    // A consumer of the dead-letter topic sees the first route.
-    assert_eq!(consume_routed(&kafka, &dead, 2).await[1].route(), topic);
-}
-
-// invariant: dead-letter-lost
-#[tokio::test]
-async fn dead_letters_that_would_be_lost_or_come_back_are_refused() {
-    let kafka = Kafka::shared().await;
-    let topic = kafka.new_topic("loop", 1).await;
-    kafka.produce(&topic, [Record::new("x")]).await;
-    let refusal =
-        async |letters: KafkaDeadLetters| letters.open().await.expect_err("refused").to_string();
-
-    let source = KafkaSource::new(kafka.bootstrap(), "g", [&topic]);
-    assert!(refusal(source.dead_letters(&topic)).await.contains(&topic));
-    assert!(
-        refusal(KafkaDeadLetters::new(kafka.bootstrap(), unique("absent")))
-            .await
-            .contains("absent")
-    );
-    let careless = KafkaDeadLetters::new(kafka.bootstrap(), &topic).property("acks", "1");
-    assert!(refusal(careless).await.contains("acks"));
-
-    let unaware = KafkaDeadLetters::new(kafka.bootstrap(), &topic);
-    let message = consume(&kafka, &topic, 1).await.remove(0);
-    assert!(
-        unaware.send(&letter(message.clone())).await.is_err(),
-        "not opened"
-    );
-    unaware.open().await.expect("it cannot know");
-    let refused = unaware
-        .send(&letter(message))
-        .await
-        .expect_err("it came from there");
-    assert!(refused.to_string().contains(&topic));
-    assert_eq!(kafka.end_offsets(&topic).await, BTreeMap::from([(0, 1)]));
 }

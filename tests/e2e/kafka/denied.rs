@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use oncegate::consumer::Monitor;
 use oncegate::dead_letters::DeadLetters as _;
 use oncegate::health::{Health, Reason};
-use oncegate::kafka::KafkaSource;
+use oncegate::kafka::{KafkaRetries, KafkaSource};
 use oncegate::observe::{Event, Observer};
 use oncegate::redis::RedisStore;
 use oncegate::{Attempt, Consumer, Failure, Gate, Handler, Key, MemoryStore, Message};
@@ -91,7 +92,8 @@ impl Stage {
 
     /// Produces until `over`, and returns the origins of the messages that are given up.
     async fn produce_until(&self, over: &AtomicBool) -> BTreeSet<String> {
-        let (mut next, mut given_up) = (0, BTreeSet::new());
+        let mut next = 0;
+        let mut given_up = BTreeSet::new();
         while !over.load(Relaxed) {
             let places = self
                 .kafka
@@ -116,7 +118,8 @@ impl Stage {
         take_away: impl Future<Output = ()>,
         give_back: impl Future<Output = ()>,
     ) -> String {
-        let (first, over) = (Written::new(), AtomicBool::new(false));
+        let first = Written::new();
+        let over = AtomicBool::new(false);
         let consumer = self.consumer(source(), &first).await;
         let ended = async {
             let running = tokio::spawn(consumer.run_until(std::future::pending()));
@@ -143,7 +146,8 @@ impl Stage {
         }
 
         give_back.await;
-        let (second, ends) = (Written::new(), self.kafka.end_offsets(&self.topic).await);
+        let second = Written::new();
+        let ends = self.kafka.end_offsets(&self.topic).await;
         let consumer = self.consumer(source(), &second).await;
         let (stop, stopped) = oneshot::channel::<()>();
         let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
@@ -169,10 +173,8 @@ async fn a_right_that_is_lost_under_load_ends_the_consumer_and_no_dead_letter_is
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let broker = SecuredKafka::start_with(&certificates, &[USER], &[]).await;
     let kafka = Kafka::at(broker.bootstrap());
-    let (topic, dead) = (
-        kafka.new_topic("orders", PARTITIONS).await,
-        kafka.new_topic("dead", 1).await,
-    );
+    let topic = kafka.new_topic("orders", PARTITIONS).await;
+    let dead = kafka.new_topic("dead", 1).await;
     let stage = Stage {
         kafka,
         topic,
@@ -225,10 +227,8 @@ async fn a_right_that_is_lost_under_load_ends_the_consumer_and_no_dead_letter_is
 async fn a_dead_letter_topic_that_is_deleted_under_load_ends_the_consumer_and_no_later_letter_is_lost()
  {
     let kafka = Kafka::shared().await;
-    let (topic, dead) = (
-        kafka.new_topic("orders", PARTITIONS).await,
-        kafka.new_topic("dead", 1).await,
-    );
+    let topic = kafka.new_topic("orders", PARTITIONS).await;
+    let dead = kafka.new_topic("dead", 1).await;
     let stage = Stage {
         kafka,
         topic,
@@ -266,15 +266,42 @@ impl Handler for Dependent {
     }
 }
 
+/// A source with a retry topic, once the broker heeds its rights.
+async fn retrying(access: &Access, group: &str, topic: &str, later: &str) -> KafkaRetries {
+    let source = access
+        .member(group, topic)
+        .open_timeout(LIMIT)
+        .retry_topics([(Duration::from_secs(2), later)])
+        .beyond(Duration::ZERO);
+    until("the rights", LIMIT, async || {
+        source
+            .check_topics()
+            .await
+            .map_err(|error| error.to_string())
+    })
+    .await;
+    source
+}
+
+async fn until_no_failure(monitor: &Monitor) {
+    until("the end of the failure", LIMIT, async || {
+        let failures = monitor.status().source.failures;
+        if failures.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{failures:?}"))
+        }
+    })
+    .await;
+}
+
 // invariant: stall-unreported, retry-topic
 #[tokio::test(flavor = "multi_thread")]
 async fn a_retry_topic_that_may_not_be_written_is_in_the_status_until_it_is_and_nothing_is_lost() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let broker = SecuredKafka::start_with(&certificates, &[USER], &[]).await;
-    let (topic, later) = (
-        broker.new_topic("orders", 1).await,
-        broker.new_topic("later", 1).await,
-    );
+    let topic = broker.new_topic("orders", 1).await;
+    let later = broker.new_topic("later", 1).await;
     let group = unique("denied");
     let group_of_later = format!("{group}.{later}");
     let write = (USER, Right::Write, On::Topic(&later));
@@ -286,20 +313,10 @@ async fn a_retry_topic_that_may_not_be_written_is_in_the_status_until_it_is_and_
         write,
     ];
     broker.grant(&rights).await;
-    let source = Access::user(&broker, &certificates, USER)
-        .member(&group, &topic)
-        .open_timeout(LIMIT);
-    let source = source
-        .retry_topics([(Duration::from_secs(2), &later)])
-        .beyond(Duration::ZERO);
-    until("the rights", LIMIT, async || {
-        source
-            .check_topics()
-            .await
-            .map_err(|error| error.to_string())
-    })
-    .await;
-    let (handler, watched) = (Dependent::default(), Watched::new());
+    let access = Access::user(&broker, &certificates, USER);
+    let source = retrying(&access, &group, &topic, &later).await;
+    let handler = Dependent::default();
+    let watched = Watched::new();
     let gate = Gate::new(unique("denied"), Key::json(["id"]), MemoryStore::new());
     let consumer = Consumer::new(source, gate, handler.clone())
         .ordering(oncegate::Ordering::Unordered)
@@ -330,15 +347,7 @@ async fn a_retry_topic_that_may_not_be_written_is_in_the_status_until_it_is_and_
     })
     .await;
     broker.grant(&[write]).await;
-    until("the end of the failure", LIMIT, async || {
-        let failures = monitor.status().source.failures;
-        if failures.is_empty() {
-            Ok(())
-        } else {
-            Err(format!("{failures:?}"))
-        }
-    })
-    .await;
+    until_no_failure(&monitor).await;
     handler.is_up.store(true, Relaxed);
     until("its success", LIMIT, async || {
         match watched.get("handler_runs", "succeeded") {

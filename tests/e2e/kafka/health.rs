@@ -20,7 +20,8 @@ const LIMIT: Duration = Duration::from_secs(180);
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_whose_broker_is_killed_is_not_ready_until_it_is_back_though_no_message_comes() {
     let mut broker = KafkaBroker::start().await;
-    let (topic, group) = (broker.new_topic("orders", 1).await, unique("group"));
+    let topic = broker.new_topic("orders", 1).await;
+    let group = unique("group");
     let source = with(
         KafkaSource::new(broker.bootstrap(), group.as_str(), [topic.as_str()]),
         QUICK,

@@ -2,8 +2,9 @@
 
 // invariant (all tests): dead-letter-lost
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use oncegate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetters};
 use oncegate::kafka::{KafkaDeadLetters, KafkaSource};
@@ -11,9 +12,12 @@ use oncegate::message::{Message, Origin};
 use oncegate::source::Source as _;
 use oncegate::{Attempt, Consumer, ConsumerError, Failure, Gate, Key, MemoryStore};
 use oncegate_testkit::{Kafka, KafkaBroker, Record, Watched, unique};
+use rdkafka::Message as _;
+use rdkafka::message::{Headers, OwnedMessage};
 use rdkafka::mocking::MockCluster;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
+use crate::data::{consume, consume_routed};
 use crate::stage::{CLOSE, open, within};
 
 /// What the dead-letter topic takes, in bytes, and what the payload has.
@@ -40,7 +44,8 @@ fn giving_up(kafka: &Kafka, topic: &str, dead: Option<&str>) -> Consumer {
 /// there are.
 async fn give_up(text: &str) -> (Result<(), ConsumerError>, usize) {
     let kafka = Kafka::shared().await;
-    let (topic, dead) = (kafka.new_topic("large", 1).await, unique("dead"));
+    let topic = kafka.new_topic("large", 1).await;
+    let dead = unique("dead");
     kafka
         .create_topic_with(&dead, &[("max.message.bytes", &TAKES.to_string())])
         .await;
@@ -164,10 +169,8 @@ async fn a_producer_of_retry_topics_that_has_failed_is_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_waits_for_brokers_that_are_away_at_the_start() {
     let mut broker = KafkaBroker::start().await;
-    let (topic, dead) = (
-        broker.new_topic("start", 1).await,
-        broker.new_topic("dead", 1).await,
-    );
+    let topic = broker.new_topic("start", 1).await;
+    let dead = broker.new_topic("dead", 1).await;
     broker.produce(&topic, [Record::new(r#"{"id":1}"#)]).await;
     broker.kill();
     let kafka = Kafka::at(broker.bootstrap());
@@ -187,4 +190,129 @@ async fn a_consumer_waits_for_brokers_that_are_away_at_the_start() {
         watched.until("handler_runs", 1).await;
         running.abort();
     }
+}
+
+fn letter(message: Message) -> DeadLetter {
+    DeadLetter {
+        message,
+        scope: "billing".to_owned(),
+        key: Some("the-key".to_owned()),
+        cause: DeadLetterCause::Permanent,
+        reason: "é".repeat(1_000),
+        attempts: 3,
+        first_failed_at: UNIX_EPOCH.checked_add(Duration::from_secs(1)),
+        failed_at: UNIX_EPOCH + Duration::from_secs(2),
+    }
+}
+
+fn header_of<'a>(message: &'a OwnedMessage, name: &str) -> Option<&'a [u8]> {
+    let mut named = message
+        .headers()?
+        .iter()
+        .filter(|header| header.key == name);
+    let value = named.next()?.value;
+    assert!(named.next().is_none(), "{name} is there twice");
+    value
+}
+
+// invariant: dead-letter-id
+#[tokio::test]
+async fn a_dead_letter_keeps_the_message_and_says_where_it_came_from() {
+    let kafka = Kafka::shared().await;
+    let topic = kafka.new_topic("orders", 1).await;
+    let dead = kafka.new_topic("dead", 1).await;
+    let record = Record::new(b"\xff bytes".as_slice())
+        .key("k")
+        .header("own", "kept");
+    kafka
+        .produce(
+            &topic,
+            [
+                record.header("oncegate-reason", "an earlier one"),
+                Record::tombstone(),
+            ],
+        )
+        .await;
+    let messages = consume(&kafka, &topic, 2).await;
+
+    let source = KafkaSource::new(kafka.bootstrap(), "g", [&topic]);
+    let letters = source.dead_letters(&dead);
+    letters.open().await.expect("opens");
+    let ids: Vec<String> = messages
+        .iter()
+        .map(|message| letter(message.clone()).id())
+        .collect();
+    for message in messages {
+        letters.send(&letter(message)).await.expect("kept");
+    }
+
+    let kept = kafka.read_all(&dead).await;
+    let [first, tombstone] = kept.as_slice() else {
+        panic!("{} letters", kept.len())
+    };
+    assert_eq!(
+        (first.payload(), first.key()),
+        (Some(b"\xff bytes".as_slice()), Some(b"k".as_slice()))
+    );
+    assert_eq!((tombstone.payload(), tombstone.key()), (None, None));
+    for (name, value) in [
+        ("own", "kept"),
+        ("oncegate-route", topic.as_str()),
+        ("oncegate-origin-topic", topic.as_str()),
+        ("oncegate-origin-partition", "0"),
+        ("oncegate-origin-offset", "0"),
+        ("oncegate-scope", "billing"),
+        ("oncegate-key", "the-key"),
+        ("oncegate-cause", "permanent"),
+        ("oncegate-reason", "é".repeat(512).as_str()),
+        ("oncegate-attempts", "3"),
+    ] {
+        assert_eq!(header_of(first, name), Some(value.as_bytes()), "{name}");
+    }
+    assert_eq!(
+        header_of(first, "oncegate-first-failed-at"),
+        Some(b"1000".as_slice())
+    );
+    assert_eq!(
+        header_of(first, "oncegate-failed-at"),
+        Some(b"2000".as_slice())
+    );
+    assert!(header_of(first, "oncegate-origin-timestamp").is_some());
+    assert_eq!(header_of(first, "oncegate-id"), Some(ids[0].as_bytes()));
+    assert_eq!(header_of(tombstone, "oncegate-id"), Some(ids[1].as_bytes()));
+    // A consumer of the dead-letter topic sees the first route.
+    assert_eq!(consume_routed(&kafka, &dead, 2).await[1].route(), topic);
+}
+
+#[tokio::test]
+async fn dead_letters_that_would_be_lost_or_come_back_are_refused() {
+    let kafka = Kafka::shared().await;
+    let topic = kafka.new_topic("loop", 1).await;
+    kafka.produce(&topic, [Record::new("x")]).await;
+    let refusal =
+        async |letters: KafkaDeadLetters| letters.open().await.expect_err("refused").to_string();
+
+    let source = KafkaSource::new(kafka.bootstrap(), "g", [&topic]);
+    assert!(refusal(source.dead_letters(&topic)).await.contains(&topic));
+    assert!(
+        refusal(KafkaDeadLetters::new(kafka.bootstrap(), unique("absent")))
+            .await
+            .contains("absent")
+    );
+    let careless = KafkaDeadLetters::new(kafka.bootstrap(), &topic).property("acks", "1");
+    assert!(refusal(careless).await.contains("acks"));
+
+    let unaware = KafkaDeadLetters::new(kafka.bootstrap(), &topic);
+    let message = consume(&kafka, &topic, 1).await.remove(0);
+    assert!(
+        unaware.send(&letter(message.clone())).await.is_err(),
+        "not opened"
+    );
+    unaware.open().await.expect("it cannot know");
+    let refused = unaware
+        .send(&letter(message))
+        .await
+        .expect_err("it came from there");
+    assert!(refused.to_string().contains(&topic));
+    assert_eq!(kafka.end_offsets(&topic).await, BTreeMap::from([(0, 1)]));
 }

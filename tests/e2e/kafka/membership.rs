@@ -45,11 +45,14 @@ impl Observer for Hold {
 /// the second one.
 async fn held_up(properties: &[(&str, &str)], replaced: u64) {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("held", 4).await, unique("group"));
+    let topic = kafka.new_topic("held", 4).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(400, 4)).await;
     let source =
         || member(&kafka, &group, &topic, properties).drain_timeout(Duration::from_millis(200));
-    let (first, second, hold) = (source(), source(), Arc::new(Hold::default()));
+    let first = source();
+    let second = source();
+    let hold = Arc::new(Hold::default());
     first.open(Arc::clone(&hold) as _).await.expect("opens");
     let (running, waiting) = half_done(receive(&first, 400).await);
     until_committed(
@@ -132,10 +135,12 @@ async fn a_member_of_the_new_protocol_that_was_held_up_is_replaced_and_commits_n
 #[tokio::test]
 async fn a_classic_member_whose_id_is_taken_stops_and_says_so() {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("static", 2).await, unique("group"));
+    let topic = kafka.new_topic("static", 2).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(100, 2)).await;
     let source = || member(&kafka, &group, &topic, QUICK).static_member("one");
-    let (first, second) = (source(), source());
+    let first = source();
+    let second = source();
     open(&first).await;
     finish(receive(&first, 100).await);
     until_committed(&kafka, &group, &topic, &kafka.end_offsets(&topic).await).await;
@@ -154,10 +159,12 @@ async fn a_classic_member_whose_id_is_taken_stops_and_says_so() {
 #[tokio::test]
 async fn in_the_new_protocol_a_second_member_waits_for_the_end_of_the_one_with_its_id() {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("static", 2).await, unique("group"));
+    let topic = kafka.new_topic("static", 2).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(100, 2)).await;
     let source = || member(&kafka, &group, &topic, NEW).static_member("one");
-    let (first, second) = (source(), source());
+    let first = source();
+    let second = source();
     open(&first).await;
     finish(receive(&first, 50).await);
 
@@ -182,12 +189,14 @@ async fn in_the_new_protocol_a_second_member_waits_for_the_end_of_the_one_with_i
 #[tokio::test]
 async fn a_static_member_comes_back_to_its_partitions_without_a_rebalance() {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("back", 4).await, unique("group"));
+    let topic = kafka.new_topic("back", 4).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(400, 4)).await;
     // No member exceeds its session timeout, however busy the machine.
     let patient = [QUICK[0], ("session.timeout.ms", "45000")];
     let source = |id: &str| member(&kafka, &group, &topic, &patient).static_member(id);
-    let (first, second) = (source("first"), source("second"));
+    let first = source("first");
+    let second = source("second");
     open(&first).await;
     let others = open(&second).await;
     // The member that joins first has all of them for a moment.
@@ -201,7 +210,8 @@ async fn a_static_member_comes_back_to_its_partitions_without_a_rebalance() {
 
     let again = source("first");
     open(&again).await;
-    let (mut ours, mut theirs) = (0, 0);
+    let mut ours = 0;
+    let mut theirs = 0;
     while ours == 0 || theirs == 0 {
         tokio::select! {
             batch = again.receive(64) => ours += batch.expect("receives").expect("more").len(),

@@ -51,16 +51,15 @@ impl Group {
         let source = KafkaSource::new(kafka.bootstrap(), &self.name, [&self.topic])
             .commit_interval(Duration::from_millis(50))
             .open_timeout(BACK);
-        let (source, counters) = (
-            Arc::new(with(source, self.properties)),
-            Arc::new(Counters::default()),
-        );
+        let source = Arc::new(with(source, self.properties));
+        let counters = Arc::new(Counters::default());
         source
             .open(Arc::clone(&counters) as _)
             .await
             .expect("opens");
         let received = Arc::new(AtomicUsize::new(0));
-        let (of, count) = (Arc::clone(&source), Arc::clone(&received));
+        let of = Arc::clone(&source);
+        let count = Arc::clone(&received);
         let work = tokio::spawn(async move {
             while let Ok(Some(batch)) = of.receive(16).await {
                 count.fetch_add(batch.len(), Ordering::Relaxed);
@@ -169,7 +168,8 @@ async fn members_come_back_after_a_broker_that_comes_and_goes() {
     let mut groups = Vec::new();
     let kinds = [NEW, NEW, NEW, NEW, QUICK, RANGE];
     for properties in kinds {
-        let (topic, name) = (kafka.new_topic("outage", PARTITIONS).await, unique("group"));
+        let topic = kafka.new_topic("outage", PARTITIONS).await;
+        let name = unique("group");
         let mut group = Group {
             name,
             topic,

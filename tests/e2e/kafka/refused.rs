@@ -68,7 +68,8 @@ async fn is_told(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cooperative_member_beside_range_ones_is_told_the_setting() {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("refused", 2).await, unique("group"));
+    let topic = kafka.new_topic("refused", 2).await;
+    let group = unique("group");
     let former = member(&kafka, &group, &topic, RANGE);
     open(&former).await;
     kafka.produce(&topic, numbered(10, 2)).await;
@@ -86,7 +87,8 @@ async fn a_cooperative_member_beside_range_ones_is_told_the_setting() {
 async fn a_session_out_of_bounds_and_a_full_group_are_told() {
     let settings = ["group.max.size=1", "group.min.session.timeout.ms=6000"];
     let kafka = KafkaBroker::start_with(&settings).await;
-    let (topic, group) = (kafka.new_topic("refused", 2).await, unique("group"));
+    let topic = kafka.new_topic("refused", 2).await;
+    let group = unique("group");
     let first = member(&kafka, &group, &topic, QUICK);
     open(&first).await;
     kafka.produce(&topic, numbered(10, 2)).await;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use oncegate::health::{PartitionStatus, PauseCause};
+use oncegate::health::PartitionStatus;
 use oncegate::kafka::KafkaSource;
 use oncegate::observe::Counters;
 use oncegate::source::{Delivery, Source};
@@ -12,14 +12,15 @@ use oncegate_testkit::{Kafka, KafkaBroker, unique, until};
 use tokio::task::JoinSet;
 
 use crate::stage::{
-    CLOSE, LIMIT, NEW, QUICK, RANGE, finish, finish_if_ours, half_done, member, number, numbered,
-    open, place, receive, source, until_committed, with, within,
+    CLOSE, LIMIT, NEW, QUICK, RANGE, finish, half_done, number, numbered, open, place, receive,
+    source, until_committed, with, within,
 };
 
 #[tokio::test]
 async fn everything_is_received_once_and_committed() {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("all", 3).await, unique("group"));
+    let topic = kafka.new_topic("all", 3).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(5_000, 3)).await;
     let source = source(&kafka, &group, &topic);
     let counters = open(&source).await;
@@ -41,7 +42,8 @@ async fn everything_is_received_once_and_committed() {
 #[tokio::test]
 async fn a_commit_never_passes_an_unfinished_message_and_a_restart_resumes_there() {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("gap", 2).await, unique("group"));
+    let topic = kafka.new_topic("gap", 2).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(2_000, 2)).await;
     let first = source(&kafka, &group, &topic);
     open(&first).await;
@@ -91,7 +93,8 @@ async fn a_commit_never_passes_an_unfinished_message_and_a_restart_resumes_there
 #[tokio::test]
 async fn closing_commits_what_was_finished_a_moment_ago() {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("close", 4).await, unique("group"));
+    let topic = kafka.new_topic("close", 4).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(1_000, 4)).await;
     let source = source(&kafka, &group, &topic).commit_interval(Duration::from_secs(3_600));
     let counters = open(&source).await;
@@ -109,7 +112,8 @@ async fn closing_commits_what_was_finished_a_moment_ago() {
 #[tokio::test]
 async fn a_source_that_is_dropped_leaves_its_group_all_the_same() {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("drop", 2).await, unique("group"));
+    let topic = kafka.new_topic("drop", 2).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(100, 2)).await;
     // Longer than the test may take: waiting for the end of the dropped member's session would fail
     // it.
@@ -144,7 +148,8 @@ async fn whoever_goes_is_no_member_any_more() {
     kafka.produce(&topic, numbered(100, 2)).await;
     let mut comings = JoinSet::new();
     for closes in (0..AT_ONCE).map(|number| number % 2 == 0) {
-        let (kafka, topic) = (kafka.clone(), topic.clone());
+        let kafka = kafka.clone();
+        let topic = topic.clone();
         comings.spawn(async move {
             for _ in 0..IN_TURN {
                 let group = unique("group");
@@ -177,7 +182,8 @@ async fn whoever_goes_is_no_member_any_more() {
 /// The first member has started some messages and not others when a second one joins.
 async fn a_second_member_takes_over(properties: &[(&str, &str)]) {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("join", 4).await, unique("group"));
+    let topic = kafka.new_topic("join", 4).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(400, 4)).await;
     let member = || {
         let source = KafkaSource::new(kafka.bootstrap(), &group, [&topic])
@@ -185,7 +191,8 @@ async fn a_second_member_takes_over(properties: &[(&str, &str)]) {
             .drain_timeout(Duration::from_secs(30));
         with(source, properties)
     };
-    let (first, second) = (member(), member());
+    let first = member();
+    let second = member();
     open(&first).await;
     let (running, waiting) = half_done(receive(&first, 400).await);
 
@@ -268,89 +275,11 @@ async fn a_second_member_takes_over_in_the_new_protocol() {
     a_second_member_takes_over(NEW).await;
 }
 
-// invariant: unbounded-queue
-#[tokio::test]
-async fn a_full_buffer_pauses_keeps_the_membership_and_goes_on() {
-    let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("full", 4).await, unique("group"));
-    kafka.produce(&topic, numbered(8_000, 4)).await;
-    let first = source(&kafka, &group, &topic).buffered_messages(100);
-    open(&first).await;
-    // The test does not receive from the first member. The second can join only because the first
-    // still polls.
-    let mut finished: BTreeSet<_> = finish(receive(&first, 1).await)
-        .iter()
-        .map(number)
-        .collect();
-    let second = source(&kafka, &group, &topic);
-    open(&second).await;
-    finished.extend(finish(receive(&second, 1).await).iter().map(number));
-
-    within("the rest", async {
-        while finished.len() < 8_000 {
-            let batch = tokio::select! {
-                batch = first.receive(64) => batch,
-                batch = second.receive(64) => batch,
-            };
-            for delivery in batch.expect("receives").expect("more") {
-                if finish_if_ours(&delivery) {
-                    finished.insert(number(&delivery.message));
-                }
-            }
-        }
-    })
-    .await;
-    first.close(CLOSE).await.expect("closes");
-    second.close(CLOSE).await.expect("closes");
-    assert_eq!(
-        kafka.committed_offsets(&group, &topic).await,
-        kafka.end_offsets(&topic).await
-    );
-}
-
-#[tokio::test]
-async fn an_unfinished_message_holds_its_partition_back_and_no_other() {
-    let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("span", 2).await, unique("group"));
-    kafka.produce(&topic, numbered(1_000, 2)).await;
-    let source = source(&kafka, &group, &topic).unfinished_messages(50);
-    open(&source).await;
-
-    let (mut held, mut counts) = (None, [0, 0]);
-    within("the other partition", async {
-        while counts[1] < 500 || held.is_none() {
-            for delivery in source.receive(10).await.expect("receives").expect("more") {
-                let (partition, offset) = place(&delivery.message);
-                counts[partition as usize] += 1;
-                if (partition, offset) == (0, 0) {
-                    held = Some(delivery);
-                } else {
-                    drop(finish([delivery]));
-                }
-            }
-        }
-    })
-    .await;
-    assert!(
-        counts[0] <= 51,
-        "{} messages beyond an unfinished one",
-        counts[0]
-    );
-    finish(held);
-    for _ in counts[0]..500 {
-        finish(receive(&source, 1).await);
-    }
-    source.close(CLOSE).await.expect("closes");
-    assert_eq!(
-        kafka.committed_offsets(&group, &topic).await,
-        kafka.end_offsets(&topic).await
-    );
-}
-
 #[tokio::test]
 async fn the_status_says_where_each_partition_stands() {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("status", 2).await, unique("group"));
+    let topic = kafka.new_topic("status", 2).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(100, 2)).await;
     let source = source(&kafka, &group, &topic).property("statistics.interval.ms", "200");
     assert!(
@@ -396,113 +325,12 @@ async fn the_status_says_where_each_partition_stands() {
     source.close(CLOSE).await.expect("closes");
 }
 
-// invariant: unbounded-queue
-#[tokio::test]
-async fn the_unfinished_messages_of_all_partitions_together_are_bounded() {
-    const PARTITIONS: i32 = 40;
-    const EACH: usize = 40;
-    let (kafka, all) = (Kafka::shared().await, EACH * PARTITIONS as usize);
-    let (topic, group) = (kafka.new_topic("total", PARTITIONS).await, unique("group"));
-    kafka.produce(&topic, numbered(all, PARTITIONS)).await;
-    // No partition has as many.
-    let source = source(&kafka, &group, &topic).unfinished_messages(EACH + 10);
-    open(&source).await;
-    let is_settled = |one: &PartitionStatus| {
-        one.paused == Some(PauseCause::Span) || one.received == Some(EACH as i64 - 1)
-    };
-    let mut held = Vec::new();
-    within("the limit of all partitions", async {
-        while source
-            .status()
-            .partitions
-            .iter()
-            .filter(|one| is_settled(one))
-            .count()
-            < PARTITIONS as usize
-        {
-            held.extend(source.receive(10).await.expect("receives").expect("more"));
-        }
-    })
-    .await;
-    let partitions = source.status().partitions;
-    let unfinished = partitions
-        .iter()
-        .map(|one| one.received.map_or(0, |last| last + 1));
-    let (unfinished, bound) = (unfinished.sum::<i64>(), 2 * 10 * (EACH as i64 + 10));
-    assert!(unfinished <= bound, "{unfinished} are unfinished");
-    let mut finished = finish(held).len();
-    while finished < all {
-        finished += finish(receive(&source, 1).await).len();
-    }
-    source.close(CLOSE).await.expect("closes");
-    assert_eq!(
-        kafka.committed_offsets(&group, &topic).await,
-        kafka.end_offsets(&topic).await
-    );
-}
-
-/// Both partitions are paused behind their first messages when a second member takes one of them,
-/// and gives it back.
-async fn comes_back_paused(properties: &[(&str, &str)]) {
-    let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("back", 2).await, unique("group"));
-    kafka.produce(&topic, numbered(2_000, 2)).await;
-    let source = || member(&kafka, &group, &topic, properties).unfinished_messages(50);
-    let (first, second) = (source(), source());
-    let counters = open(&first).await;
-    let before = receive(&first, 102).await;
-    assert_eq!(counters.get("source_pauses", "span"), 2);
-
-    open(&second).await;
-    let taken = receive(&second, 1).await;
-    let gone = place(&taken[0].message).0;
-    drop(taken);
-    second.close(CLOSE).await.expect("closes");
-    within("the partition that came back", async {
-        while !receive(&first, 1)
-            .await
-            .iter()
-            .any(|one| place(&one.message) == (gone, 0))
-        {}
-    })
-    .await;
-    drop(before);
-    first.close(CLOSE).await.expect("closes");
-}
-
-#[tokio::test]
-async fn a_partition_that_comes_back_paused_is_resumed() {
-    tokio::join!(
-        comes_back_paused(QUICK),
-        comes_back_paused(RANGE),
-        comes_back_paused(NEW)
-    );
-}
-
-#[tokio::test]
-async fn a_slow_receiver_does_not_make_the_client_throw_its_messages_away() {
-    let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("slow", 2).await, unique("group"));
-    kafka.produce(&topic, numbered(400, 2)).await;
-    let source = source(&kafka, &group, &topic).buffered_messages(4);
-    let counters = open(&source).await;
-    let mut pace = tokio::time::interval(Duration::from_millis(10));
-    for _ in 0..200 {
-        pace.tick().await;
-        finish(receive(&source, 1).await);
-    }
-    // The buffer was full nearly all of the time. It takes a quarter of a second without a receive
-    // to pause.
-    let pauses = counters.get("source_pauses", "full");
-    assert!(pauses <= 10, "paused {pauses} times for 200 messages");
-    source.close(CLOSE).await.expect("closes");
-}
-
 #[tokio::test]
 async fn a_broker_that_dies_and_returns_costs_nothing() {
     let mut broker = KafkaBroker::start().await;
     let kafka = Kafka::at(broker.bootstrap());
-    let (topic, group) = (kafka.new_topic("kill", 2).await, unique("group"));
+    let topic = kafka.new_topic("kill", 2).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(100, 2)).await;
     // With a session longer than the outage, no member loses its partitions.
     let source = source(&kafka, &group, &topic).property("session.timeout.ms", "45000");

@@ -150,7 +150,8 @@ pub(crate) async fn until_committed(
 
 /// Of every partition: 50 finished, 25 that run, and 25 that have not started. The latter two.
 pub(crate) fn half_done(received: Vec<Delivery>) -> (Vec<Delivery>, Vec<Delivery>) {
-    let (mut running, mut waiting) = (Vec::new(), Vec::new());
+    let mut running = Vec::new();
+    let mut waiting = Vec::new();
     for delivery in received {
         match place(&delivery.message).1 {
             0..50 => drop(finish([delivery])),
@@ -187,7 +188,8 @@ pub(crate) async fn finish_all(source: &dyn Source) {
 pub(crate) fn logged() -> &'static Log {
     static LOG: LazyLock<Log> = LazyLock::new(|| {
         let log = Log::default();
-        let (writer, levels) = (log.clone(), EnvFilter::new("info,librdkafka=debug"));
+        let writer = log.clone();
+        let levels = EnvFilter::new("info,librdkafka=debug");
         let writer = move || Tee {
             log: writer.clone(),
             test: TestWriter::new(),

@@ -48,7 +48,8 @@ struct Effects {
 
 impl Effects {
     fn new() -> Self {
-        let (runs, last) = (Mutex::default(), Mutex::new(Instant::now()));
+        let runs = Mutex::default();
+        let last = Mutex::new(Instant::now());
         Self {
             runs,
             last,
@@ -121,7 +122,8 @@ impl Worker {
 }
 
 async fn work(source: impl Source, effects: Arc<Effects>, mut told: oneshot::Receiver<()>) {
-    let (permits, mut running) = (Arc::new(Semaphore::new(PERMITS)), JoinSet::new());
+    let permits = Arc::new(Semaphore::new(PERMITS));
+    let mut running = JoinSet::new();
     loop {
         let batch = tokio::select! {
             _ = &mut told => break,
@@ -161,7 +163,9 @@ async fn watch(
     effects: Arc<Effects>,
     over: Arc<AtomicBool>,
 ) -> usize {
-    let (mut before, mut looks, mut late) = (BTreeMap::<i32, i64>::new(), 0, 0);
+    let mut before = BTreeMap::<i32, i64>::new();
+    let mut looks = 0;
+    let mut late = 0;
     while !over.load(Ordering::Acquire) {
         let committed = kafka.committed_offsets(&group, &topic).await;
         for (partition, offset) in &committed {
@@ -208,8 +212,10 @@ async fn storm(
     seed: u64,
 ) -> Outcome {
     let mut rng = Rng::with_seed(seed);
-    let (topic, group) = (kafka.new_topic("storm", PARTITIONS).await, unique("storm"));
-    let (effects, over) = (Arc::new(Effects::new()), Arc::new(AtomicBool::new(false)));
+    let topic = kafka.new_topic("storm", PARTITIONS).await;
+    let group = unique("storm");
+    let effects = Arc::new(Effects::new());
+    let over = Arc::new(AtomicBool::new(false));
     let watcher = tokio::spawn(watch(
         kafka.clone(),
         group.clone(),
@@ -223,7 +229,8 @@ async fn storm(
         Worker::join(source, Arc::clone(&effects)).await
     };
 
-    let (mut members, mut changes) = (vec![join().await, join().await], 2);
+    let mut members = vec![join().await, join().await];
+    let mut changes = 2;
     let mut clock = tokio::time::interval(CHANGE_EVERY);
     clock.tick().await;
     let end = Instant::now() + length;
@@ -269,7 +276,8 @@ async fn storm(
 }
 
 async fn produce(kafka: Kafka, topic: String, length: Duration) -> usize {
-    let (mut count, end) = (0, Instant::now() + length);
+    let mut count = 0;
+    let end = Instant::now() + length;
     let mut clock = tokio::time::interval(Duration::from_millis(100));
     while Instant::now() < end {
         clock.tick().await;

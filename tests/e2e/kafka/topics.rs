@@ -28,7 +28,8 @@ const AGAIN: usize = 1_000;
 /// again.
 async fn made_again(properties: &[(&str, &str)], per_partition: usize) {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("again", 2).await, unique("group"));
+    let topic = kafka.new_topic("again", 2).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(2 * BEFORE, 2)).await;
     let source = member(&kafka, &group, &topic, properties);
     let counters = open(&source).await;
@@ -103,7 +104,8 @@ async fn a_topic_made_again_is_read_from_its_beginning_in_the_new_protocol() {
 #[tokio::test]
 async fn a_topic_made_again_is_read_from_the_same_position_where_that_is_wanted() {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("kept", 1).await, unique("group"));
+    let topic = kafka.new_topic("kept", 1).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(2 * BEFORE, 1)).await;
     let source = member(&kafka, &group, &topic, QUICK).keep_positions_of_recreated_topics();
     let source = source.buffered_messages(1);
@@ -138,7 +140,8 @@ async fn a_topic_made_again_is_read_from_the_same_position_where_that_is_wanted(
 /// A group has committed 10 of 100 messages, and comes back when 40 are deleted.
 async fn comes_back_late(properties: &[(&str, &str)], end: fn(KafkaSource) -> KafkaSource) {
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("retention", 1).await, unique("group"));
+    let topic = kafka.new_topic("retention", 1).await;
+    let group = unique("group");
     kafka.produce(&topic, numbered(100, 1)).await;
     let first = member(&kafka, &group, &topic, properties);
     open(&first).await;
@@ -221,7 +224,8 @@ async fn the_client_still_logs_the_lines_that_are_read() {
     let topic = kafka.new_topic("log", 1).await;
     kafka.produce(&topic, numbered(BEFORE, 1)).await;
     kafka.delete_records(&topic, 0, 40).await;
-    let (log, mut config) = (Log::default(), kafka.config());
+    let log = Log::default();
+    let mut config = kafka.config();
     config
         .set("group.id", unique("group"))
         .set("debug", "metadata")

@@ -26,7 +26,9 @@ use crate::stage::{
 /// A transaction that commits an offset of the group in a partition, and is open. The brokers do
 /// not tell the offset meanwhile.
 async fn open_transaction(kafka: &Kafka, group: &str, topic: &str, partition: i32) -> BaseProducer {
-    let (mut writes, mut reads, topic) = (kafka.config(), kafka.config(), topic.to_owned());
+    let mut writes = kafka.config();
+    let mut reads = kafka.config();
+    let topic = topic.to_owned();
     writes
         .set("transactional.id", unique("tx"))
         .set("transaction.timeout.ms", "600000");
@@ -69,7 +71,8 @@ fn is_withheld(status: &SourceStatus, partition: &str) -> bool {
 
 /// Of six partitions one has an offset in an open transaction.
 async fn costs_only_itself(kafka: &Kafka, properties: &[(&str, &str)]) {
-    let (group, topic) = (unique("unread"), kafka.new_topic("unread", 6).await);
+    let group = unique("unread");
+    let topic = kafka.new_topic("unread", 6).await;
     kafka.produce(&topic, numbered(60, 6)).await;
     let transaction = open_transaction(kafka, &group, &topic, 3).await;
     let source = member(kafka, &group, &topic, properties);
@@ -120,7 +123,8 @@ async fn a_withheld_offset_costs_only_its_partition() {
 #[tokio::test]
 async fn a_source_that_begins_at_the_end_waits_for_the_transaction() {
     let kafka = Kafka::shared().await;
-    let (group, topic) = (unique("unread"), kafka.new_topic("unread", 2).await);
+    let group = unique("unread");
+    let topic = kafka.new_topic("unread", 2).await;
     kafka.produce(&topic, numbered(10, 2)).await;
     let transaction = open_transaction(&kafka, &group, &topic, 0).await;
     let source = member(&kafka, &group, &topic, QUICK).from_end();
@@ -151,7 +155,8 @@ async fn a_source_that_begins_at_the_end_waits_for_the_transaction() {
 
 /// The owner of a partition has died with a transaction, and the survivor gets the partition.
 async fn is_unready(kafka: &Kafka, properties: &'static [(&'static str, &'static str)]) {
-    let (group, topic) = (unique("unready"), kafka.new_topic("unready", 6).await);
+    let group = unique("unready");
+    let topic = kafka.new_topic("unready", 6).await;
     let transaction = open_transaction(kafka, &group, &topic, 3).await;
     let source = KafkaSource::new(kafka.bootstrap(), group.as_str(), [topic.as_str()]);
     let source = with(
@@ -210,7 +215,8 @@ async fn a_consumer_is_unready_until_a_withheld_partition_reads() {
 #[tokio::test]
 async fn a_consumer_starts_while_an_offset_is_withheld() {
     let kafka = Kafka::shared().await;
-    let (group, topic) = (unique("starts"), kafka.new_topic("starts", 2).await);
+    let group = unique("starts");
+    let topic = kafka.new_topic("starts", 2).await;
     let transaction = open_transaction(&kafka, &group, &topic, 0).await;
     let source = member(&kafka, &group, &topic, QUICK);
     assert_eq!(

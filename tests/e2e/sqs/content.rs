@@ -65,6 +65,11 @@ async fn attributes_arrive_as_headers_and_stay_with_a_dead_letter(sqs: &Sqs) {
     let [letter] = &dead[..] else {
         panic!("{} dead letters", dead.len())
     };
+    check_letter(letter, stage.queue.name());
+}
+
+/// Demands the body and the attributes of the message, and those of oncegate.
+fn check_letter(letter: &aws_sdk_sqs::types::Message, queue: &str) {
     assert_eq!(letter.body(), Some(&*body(7)));
     let attributes = letter
         .message_attributes()
@@ -88,7 +93,7 @@ async fn attributes_arrive_as_headers_and_stay_with_a_dead_letter(sqs: &Sqs) {
         text("oncegate-reason")
     );
     let origin: serde_json::Value = serde_json::from_str(text("oncegate-origin")).unwrap();
-    assert_eq!(origin["route"], stage.queue.name());
+    assert_eq!(origin["route"], queue);
     assert_eq!(
         (&origin["cause"], origin["attempts"].as_u64()),
         (&"permanent".into(), Some(1))

@@ -61,7 +61,8 @@ async fn a_delete_whose_answer_is_lost_is_repeated() {
         .book
         .until("all started", |lines| lines.len() == 10)
         .await;
-    let (calls, before) = (proxy.calls(DELETE), proxy.entries(DELETE));
+    let calls = proxy.calls(DELETE);
+    let before = proxy.entries(DELETE);
     proxy.next(1, DELETE, Fault::LoseReply);
     clerk.open();
     proxy.until_calls(DELETE, calls + 2).await;
@@ -126,7 +127,8 @@ async fn a_message_that_comes_after_its_delete_is_answered_by_its_record() {
 async fn a_delete_that_comes_too_late_costs_a_duplicate_and_no_second_effect() {
     let (stage, proxy) = stage_and_proxy().await;
     stage.send([7]).await;
-    let (first, second) = (Clerk::waiting(), Clerk::new());
+    let first = Clerk::waiting();
+    let second = Clerk::new();
     // With one place and a message in it no receive is in progress, and none follows: it would get
     // its own message.
     let one_at_a_time = |consumer: Consumer| consumer.concurrency(1);
@@ -145,7 +147,8 @@ async fn a_delete_that_comes_too_late_costs_a_duplicate_and_no_second_effect() {
     quick.watched.until("acks", 1).await;
     stage.queue.until_empty().await;
     proxy.heal();
-    let (slow, quick) = (slow.stop().await, quick.stop().await);
+    let slow = slow.stop().await;
+    let quick = quick.stop().await;
     assert_eq!(first.book.lines(), ["start 7", "charge 7"]);
     assert_eq!(second.book.lines(), ["answer 7, receive 2"]);
     assert_eq!(slow.total("extra_runs") + quick.total("extra_runs"), 0);
@@ -204,7 +207,8 @@ async fn throttling_delays_and_loses_nothing() {
 async fn refused_receives_are_not_repeated_in_a_spin() {
     let (stage, proxy) = stage_and_proxy().await;
     proxy.every("ReceiveMessage", Fault::Throttle);
-    let (running, started) = (stage.start(Clerk::new()).await, Instant::now());
+    let running = stage.start(Clerk::new()).await;
+    let started = Instant::now();
     proxy.until_calls("ReceiveMessage", 6).await;
     // Five waits that double, from a tenth of a second at the least.
     assert!(

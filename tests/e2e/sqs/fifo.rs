@@ -38,11 +38,9 @@ async fn groups_keep_their_order(sqs: &Sqs, groups: u32, concurrency: u32) -> us
             .send_to_group(&format!("g{n}"), (0..EACH).map(|m| body(n * EACH + m)))
             .await;
     }
-    let (book, running_now, most_at_once) = (
-        Book::new(),
-        Arc::new(AtomicUsize::new(0)),
-        Arc::new(AtomicUsize::new(0)),
-    );
+    let book = Book::new();
+    let running_now = Arc::new(AtomicUsize::new(0));
+    let most_at_once = Arc::new(AtomicUsize::new(0));
     let witnesses = (
         book.clone(),
         Arc::clone(&running_now),

@@ -101,7 +101,8 @@ async fn extensions_go_in_batches_and_a_part_that_fails_is_repeated_in_time() {
         stage.queue.receive(VISIBILITY).await.is_empty(),
         "all of them are still held"
     );
-    let (calls, entries) = (proxy.calls(EXTEND), proxy.entries(EXTEND));
+    let calls = proxy.calls(EXTEND);
+    let entries = proxy.entries(EXTEND);
     assert!(
         calls * 3 < entries,
         "{entries} extensions took {calls} calls"
@@ -163,7 +164,8 @@ async fn a_worker_that_cannot_extend_gives_way_before_the_next_one_runs() {
     let proxy = SqsProxy::before(&sqs).await;
     let stage = Stage::on(&sqs).await.through(&proxy);
     stage.send([7]).await;
-    let (first, mut second) = (Clerk::waiting(), Clerk::new());
+    let first = Clerk::waiting();
+    let mut second = Clerk::new();
     // One book for both shows the order.
     second.book = first.book.clone();
     // With one place and a message in it, no receive is in progress.

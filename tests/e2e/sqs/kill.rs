@@ -14,7 +14,8 @@ async fn nothing_of_a_queue_is_lost_and_every_second_effect_is_explained_by_a_ki
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);
-    let (sqs, redis) = (Sqs::shared().await, Redis::shared().await);
+    let sqs = Sqs::shared().await;
+    let redis = Redis::shared().await;
     let queue = sqs.new_queue("kill").await;
     let body = |n: usize| {
         let order = if n < ORDERS { n } else { rng.usize(..ORDERS) };
@@ -26,11 +27,9 @@ async fn nothing_of_a_queue_is_lost_and_every_second_effect_is_explained_by_a_ki
 
     let folder = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(folder.path().join("ledger"));
-    let (store, scope, path) = (
-        redis.url().to_owned(),
-        unique("kill"),
-        ledger.path().display().to_string(),
-    );
+    let store = redis.url().to_owned();
+    let scope = unique("kill");
+    let path = ledger.path().display().to_string();
     let arguments = vec![store, scope, path, "sqs".to_owned(), queue.url().to_owned()];
     let credentials = [
         ("AWS_ACCESS_KEY_ID", "none"),

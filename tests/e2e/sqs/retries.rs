@@ -85,7 +85,8 @@ async fn redrive_after(sqs: &Sqs, queue: &Queue, receives: u32, to: &Queue) {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_redrive_policy_does_not_take_a_message_that_still_has_attempts() {
     let sqs = Sqs::shared().await;
-    let (stage, redriven) = (Stage::on(&sqs).await, sqs.new_queue("redriven").await);
+    let stage = Stage::on(&sqs).await;
+    let redriven = sqs.new_queue("redriven").await;
     redrive_after(&sqs, &stage.queue, 2, &redriven).await;
     stage.send([7]).await;
     let book = Book::new();

@@ -229,7 +229,8 @@ async fn messages_wait_while_s3_is_away_and_others_go_on() {
     };
     proxy.set(Mode::Refuse);
     place.send(&[], &[body(1)]).await;
-    let (clerk, mut monitor) = (Clerk::new(), None);
+    let clerk = Clerk::new();
+    let mut monitor = None;
     let watch = |consumer: Consumer| {
         monitor = Some(consumer.monitor());
         consumer
@@ -253,7 +254,8 @@ async fn messages_wait_while_s3_is_away_and_others_go_on() {
         .until("returned", |depth| depth.visible == 1)
         .await;
 
-    let (book, mut monitor) = (Book::new(), None);
+    let book = Book::new();
+    let mut monitor = None;
     let lines = book.clone();
     let handler = move |message: Message, _: Attempt| {
         let lines = lines.clone();

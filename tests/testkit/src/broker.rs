@@ -179,7 +179,8 @@ impl KafkaBroker {
         let mut command = self.java(&options.collect::<Vec<_>>(), "kafka.Kafka");
         command.arg(self.file("server.properties"));
         let mut process = Process::spawn_logged("Kafka", command, &self.file("server.log"));
-        let (bootstrap, cluster_id) = (self.kafka.bootstrap(), self.cluster_id.as_str());
+        let bootstrap = self.kafka.bootstrap();
+        let cluster_id = self.cluster_id.as_str();
         process
             .ready(START_LIMIT, HINT, || answers(bootstrap, cluster_id))
             .await;
@@ -218,7 +219,8 @@ impl KafkaBroker {
         let wanted = serde_json::json!({"version": 1, "partitions": partitions});
         let file = self.file("reassignment.json");
         write(&file, &wanted.to_string());
-        let (bootstrap, file) = (self.kafka.bootstrap(), file.display().to_string());
+        let bootstrap = self.kafka.bootstrap();
+        let file = file.display().to_string();
         let arguments = [
             "--bootstrap-server",
             bootstrap,
@@ -323,9 +325,11 @@ pub(crate) fn random_cluster_id() -> String {
 }
 
 fn properties(node: usize, voters: &str, ports: &Ports, dir: &Path, more: &[&str]) -> String {
-    let (broker, controller) = (ports.broker.address(), ports.controller.address());
+    let broker = ports.broker.address();
+    let controller = ports.controller.address();
     let data = dir.join("data");
-    let (data, more) = (data.display(), more.join("\n"));
+    let data = data.display();
+    let more = more.join("\n");
     format!(
         "\
 process.roles=broker,controller

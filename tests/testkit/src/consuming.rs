@@ -65,14 +65,16 @@ impl Consuming {
         let runs = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&runs);
         let handler = move |_: Message, _: Attempt| {
-            let (counted, result) = (Arc::clone(&counted), result.clone());
+            let counted = Arc::clone(&counted);
+            let result = result.clone();
             async move {
                 tokio::time::sleep(A_RUN_TAKES).await;
                 counted.fetch_add(1, Relaxed);
                 Ok(result)
             }
         };
-        let (group, watched) = (unique("consuming"), Watched::new());
+        let group = unique("consuming");
+        let watched = Watched::new();
         let gate = Gate::new(unique("consuming"), Key::json(["id"]), store).lease(lease);
         let source = KafkaSource::new(kafka.bootstrap(), group.as_str(), [topic.as_str()]);
         let consumer = Consumer::new(source, gate, handler).concurrency(Self::CONCURRENCY);
@@ -109,7 +111,8 @@ impl Consuming {
     /// # Panics
     /// When it is not so.
     pub async fn ends_well(self) {
-        let (messages, watched) = (self.messages, Arc::clone(&self.watched));
+        let messages = self.messages;
+        let watched = Arc::clone(&self.watched);
         assert_eq!(self.ends().await, messages, "every message ran once");
         assert_eq!(watched.total("extra_runs"), 0);
     }

@@ -1,14 +1,9 @@
-//! Kafka as its clients see it: topics, messages in and out, and what a group has committed.
+//! Kafka as its clients see it: messages in and out, and what a group has committed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{
-    AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier,
-    TopicReplication,
-};
-use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -26,10 +21,10 @@ use crate::record::Record;
 pub const VARIABLE: &str = "ONCEGATE_TEST_KAFKA";
 
 /// How long one request may take on a busy machine.
-const REQUEST_LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a single answer is waited for when there may be a retry.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// How long to wait before asking again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(10);
 
@@ -97,162 +92,6 @@ impl Kafka {
         config
     }
 
-    /// Makes a topic of a new name that starts with `prefix`, and returns the name.
-    ///
-    /// # Panics
-    /// As [`Kafka::create_topic`].
-    pub async fn new_topic(&self, prefix: &str, partitions: i32) -> String {
-        let name = crate::unique(prefix);
-        self.create_topic(&name, partitions).await;
-        name
-    }
-
-    /// Makes a topic with one replica, and waits until every partition has a leader.
-    ///
-    /// # Panics
-    /// When it exists, or the broker refuses or does not answer.
-    pub async fn create_topic(&self, name: &str, partitions: i32) {
-        self.create_replicated_topic(name, partitions, 1).await;
-    }
-
-    /// Makes a topic with so many replicas, and waits until every partition has a leader.
-    ///
-    /// # Panics
-    /// As [`Kafka::create_topic`].
-    pub async fn create_replicated_topic(&self, name: &str, partitions: i32, replicas: i32) {
-        self.create(NewTopic::new(
-            name,
-            partitions,
-            TopicReplication::Fixed(replicas),
-        ))
-        .await;
-    }
-
-    /// Makes a topic with one partition that is compacted as soon as its broker's cleaner runs
-    /// (every 15 s, unless `log.cleaner.backoff.ms` is set). What comes a tenth of a second later
-    /// begins another segment; the last one is not compacted.
-    ///
-    /// # Panics
-    /// As [`Kafka::create_topic`].
-    pub async fn create_compacted_topic(&self, name: &str) {
-        let topic = NewTopic::new(name, 1, TopicReplication::Fixed(1))
-            .set("cleanup.policy", "compact")
-            .set("min.cleanable.dirty.ratio", "0.001")
-            .set("segment.ms", "100");
-        self.create(topic).await;
-    }
-
-    /// Makes a topic with one partition and these settings.
-    ///
-    /// # Panics
-    /// As [`Kafka::create_topic`].
-    pub async fn create_topic_with(&self, name: &str, settings: &[(&str, &str)]) {
-        let topic = NewTopic::new(name, 1, TopicReplication::Fixed(1));
-        self.create(
-            settings
-                .iter()
-                .fold(topic, |topic, (name, value)| topic.set(name, value)),
-        )
-        .await;
-    }
-
-    async fn create(&self, topic: NewTopic<'_>) {
-        let answer = self.admin().create_topics([&topic], &options()).await;
-        check(&answer.map(|mut all| all.remove(0)), "create", topic.name);
-        let (kafka, name, partitions) = (self.clone(), topic.name.to_owned(), topic.num_partitions);
-        blocking(move || kafka.await_leaders(&name, partitions)).await;
-    }
-
-    /// The broker that leads a partition now.
-    ///
-    /// # Panics
-    /// When there is no such partition, or it has no leader within the limit of a request.
-    pub async fn leader(&self, topic: &str, partition: i32) -> i32 {
-        let (kafka, topic) = (self.clone(), topic.to_owned());
-        blocking(move || {
-            let client = kafka.witness("");
-            patiently(&format!("the leader of {topic}/{partition}"), || {
-                let metadata = client.fetch_metadata(Some(&topic), ANSWER_LIMIT);
-                let metadata = metadata.map_err(|error| error.to_string())?;
-                let mut partitions = metadata.topics().iter().flat_map(MetadataTopic::partitions);
-                let leader = partitions
-                    .find(|found| found.id() == partition)
-                    .map(MetadataPartition::leader);
-                leader
-                    .filter(|leader| *leader >= 0)
-                    .ok_or_else(|| "it has none".to_owned())
-            })
-        })
-        .await
-    }
-
-    /// Sets the session timeout of a group of the new protocol, and a heartbeat interval of a tenth
-    /// of it.
-    ///
-    /// # Panics
-    /// When the broker refuses or does not answer.
-    pub async fn set_session(&self, group: &str, session: Duration) {
-        let (session, heartbeat) = (
-            session.as_millis().to_string(),
-            (session / 10).as_millis().to_string(),
-        );
-        let change = AlterConfig::new(ResourceSpecifier::Group(group))
-            .set("consumer.session.timeout.ms", &session)
-            .set("consumer.heartbeat.interval.ms", &heartbeat);
-        let answer = self.admin().alter_configs(&[change], &options()).await;
-        let answer = answer.unwrap_or_else(|error| panic!("cannot set up group {group}: {error}"));
-        assert!(
-            answer.iter().all(Result::is_ok),
-            "cannot set up group {group}: {answer:?}"
-        );
-    }
-
-    /// Has the topic have so many partitions, and waits until each has a leader.
-    ///
-    /// # Panics
-    /// When the broker refuses or does not answer.
-    pub async fn add_partitions(&self, name: &str, partitions: i32) {
-        let count = usize::try_from(partitions).expect("a number of partitions");
-        let answer = self
-            .admin()
-            .create_partitions([&NewPartitions::new(name, count)], &options())
-            .await;
-        check(&answer.map(|mut all| all.remove(0)), "extend", name);
-        let (kafka, name) = (self.clone(), name.to_owned());
-        blocking(move || kafka.await_leaders(&name, partitions)).await;
-    }
-
-    /// Deletes a topic. The broker forgets it a moment later.
-    ///
-    /// # Panics
-    /// When the broker refuses or does not answer.
-    pub async fn delete_topic(&self, name: &str) {
-        let answer = self.admin().delete_topics(&[name], &options()).await;
-        check(&answer.map(|mut all| all.remove(0)), "delete", name);
-    }
-
-    /// Deletes the messages of a partition before `offset`, as the topic's retention would.
-    ///
-    /// # Panics
-    /// When the broker refuses or does not answer.
-    pub async fn delete_records(&self, topic: &str, partition: i32, offset: i64) {
-        let mut before = TopicPartitionList::new();
-        before
-            .add_partition(topic, partition)
-            .set_offset(Offset::Offset(offset))
-            .expect("an offset is one");
-        let deleted = self.admin().delete_records(&before, &options()).await;
-        let deleted =
-            deleted.unwrap_or_else(|error| panic!("cannot delete records of {topic}: {error}"));
-        let elements = deleted.elements();
-        let element = elements
-            .first()
-            .expect("the answer is about this partition");
-        element
-            .error()
-            .unwrap_or_else(|error| panic!("cannot delete records of {topic}: {error}"));
-    }
-
     /// Produces the records in their order, waits until the broker has them all, and returns where
     /// each is: partition and offset.
     ///
@@ -269,7 +108,8 @@ impl Kafka {
             .set("enable.idempotence", "true");
         config.set("message.max.bytes", MESSAGE_BYTES_MAX);
         let producer: FutureProducer = config.create().expect("the settings are valid");
-        let (mut sent, mut waiting) = (Vec::new(), VecDeque::new());
+        let mut sent = Vec::new();
+        let mut waiting = VecDeque::new();
         for record in records {
             while waiting.len() >= IN_FLIGHT_MAX {
                 sent.push(delivered(&mut waiting).await);
@@ -297,7 +137,8 @@ impl Kafka {
     /// # Panics
     /// When the topic does not exist, or the broker does not answer.
     pub async fn read_all(&self, topic: &str) -> Vec<OwnedMessage> {
-        let (kafka, topic) = (self.clone(), topic.to_owned());
+        let kafka = self.clone();
+        let topic = topic.to_owned();
         blocking(move || kafka.read_to_end(&topic)).await
     }
 
@@ -306,7 +147,8 @@ impl Kafka {
     /// # Panics
     /// When the topic does not exist, or the broker does not answer.
     pub async fn end_offsets(&self, topic: &str) -> BTreeMap<i32, i64> {
-        let (kafka, topic) = (self.clone(), topic.to_owned());
+        let kafka = self.clone();
+        let topic = topic.to_owned();
         blocking(move || {
             let client = kafka.witness("");
             let end = |partition| {
@@ -350,7 +192,9 @@ impl Kafka {
         topic: &str,
         read: impl Fn(&TopicPartitionListElem<'_>) -> Option<T> + Send + 'static,
     ) -> Vec<T> {
-        let (kafka, group, topic) = (self.clone(), group.to_owned(), topic.to_owned());
+        let kafka = self.clone();
+        let group = group.to_owned();
+        let topic = topic.to_owned();
         blocking(move || {
             let client = kafka.witness(&group);
             let mut asked = TopicPartitionList::new();
@@ -369,7 +213,9 @@ impl Kafka {
     /// # Panics
     /// When the broker refuses.
     pub async fn commit(&self, group: &str, topic: &str, partition: i32, offset: i64) {
-        let (kafka, group, topic) = (self.clone(), group.to_owned(), topic.to_owned());
+        let kafka = self.clone();
+        let group = group.to_owned();
+        let topic = topic.to_owned();
         blocking(move || {
             let client = kafka.witness(&group);
             let mut list = TopicPartitionList::new();
@@ -388,7 +234,8 @@ impl Kafka {
     /// # Panics
     /// When the broker does not answer.
     pub async fn members(&self, group: &str) -> usize {
-        let (kafka, group) = (self.clone(), group.to_owned());
+        let kafka = self.clone();
+        let group = group.to_owned();
         blocking(move || {
             let client = kafka.witness(&group);
             let ask = || client.fetch_group_list(Some(&group), ANSWER_LIMIT);
@@ -422,12 +269,8 @@ impl Kafka {
         .await
     }
 
-    fn admin(&self) -> AdminClient<DefaultClientContext> {
-        self.config().create().expect("the settings are valid")
-    }
-
     /// A consumer that never joins its group and commits nothing.
-    fn witness(&self, group: &str) -> BaseConsumer {
+    pub(crate) fn witness(&self, group: &str) -> BaseConsumer {
         let mut config = self.config();
         config
             .set("group.id", if group.is_empty() { "witness" } else { group })
@@ -435,23 +278,6 @@ impl Kafka {
             .set("enable.partition.eof", "true")
             .set("fetch.message.max.bytes", MESSAGE_BYTES_MAX);
         config.create().expect("the settings are valid")
-    }
-
-    fn await_leaders(&self, topic: &str, count: i32) {
-        let client = self.witness("");
-        patiently(&format!("leaders of {topic}"), || {
-            let metadata = client.fetch_metadata(Some(topic), ANSWER_LIMIT);
-            let metadata = metadata.map_err(|error| error.to_string())?;
-            let partitions = metadata.topics().iter().flat_map(MetadataTopic::partitions);
-            let led = partitions
-                .filter(|partition| partition.leader() >= 0)
-                .count();
-            if i32::try_from(led) == Ok(count) {
-                Ok(())
-            } else {
-                Err(format!("{led} of {count} have one"))
-            }
-        });
     }
 
     fn read_to_end(&self, topic: &str) -> Vec<OwnedMessage> {
@@ -492,7 +318,7 @@ impl Kafka {
 }
 
 /// Runs what librdkafka can only do by blocking, away from the runtime's own threads.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(value) => value,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
@@ -501,7 +327,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 
 /// Asks again for a while: leaders and coordinators move, and a new topic is not known to every
 /// broker at once.
-fn patiently<T, E: Display>(what: &str, ask: impl Fn() -> Result<T, E>) -> T {
+pub(crate) fn patiently<T, E: Display>(what: &str, ask: impl Fn() -> Result<T, E>) -> T {
     let deadline = Instant::now() + REQUEST_LIMIT;
     loop {
         match ask() {
@@ -509,24 +335,6 @@ fn patiently<T, E: Display>(what: &str, ask: impl Fn() -> Result<T, E>) -> T {
             Err(error) => assert!(Instant::now() < deadline, "{what}: {error}"),
         }
         std::thread::sleep(ASK_AGAIN_AFTER);
-    }
-}
-
-fn options() -> AdminOptions {
-    AdminOptions::new()
-        .request_timeout(Some(REQUEST_LIMIT))
-        .operation_timeout(Some(REQUEST_LIMIT))
-}
-
-fn check(
-    answer: &Result<Result<String, (String, RDKafkaErrorCode)>, KafkaError>,
-    verb: &str,
-    topic: &str,
-) {
-    match answer {
-        Ok(Ok(_)) => {}
-        Ok(Err((_, code))) => panic!("cannot {verb} topic {topic}: {code}"),
-        Err(error) => panic!("cannot {verb} topic {topic}: {error}"),
     }
 }
 

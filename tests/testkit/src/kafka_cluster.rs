@@ -48,7 +48,8 @@ impl KafkaCluster {
             .map(|(ports, node)| ports.voter(node))
             .collect();
         let bootstrap: Vec<String> = ports.iter().map(|ports| ports.broker.address()).collect();
-        let (voters, id) = (voters.join(","), broker::random_cluster_id());
+        let voters = voters.join(",");
+        let id = broker::random_cluster_id();
         let nodes = ports.into_iter().zip(1..);
         let mut nodes: Vec<KafkaBroker> = nodes
             .map(|(ports, node)| KafkaBroker::prepare(node, &voters, &id, ports, SETTINGS))

@@ -299,7 +299,8 @@ impl RedisServer {
             .args(["--enable-debug-command", "local"])
             .args(&self.args);
         let mut process = Process::spawn_logged("Redis", command, &log);
-        let (redis, own_pid) = (&self.redis, process.id());
+        let redis = &self.redis;
+        let own_pid = process.id();
         process
             .ready(START_LIMIT, HINT, || async move {
                 match redis.server_pid().await {

@@ -177,7 +177,8 @@ impl RedisCluster {
     /// # Panics
     /// When the nodes refuse.
     pub async fn begin_move(&mut self, slot: u16, from: usize, to: usize) {
-        let (source, target) = (self.id(from).await, self.id(to).await);
+        let source = self.id(from).await;
+        let target = self.id(to).await;
         let slot = slot.to_string();
         self.ask::<()>(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source])
             .await;
@@ -215,7 +216,8 @@ impl RedisCluster {
     /// # Panics
     /// When the nodes refuse.
     pub async fn end_move(&mut self, slot: u16, from: usize, to: usize) {
-        let (id, slot) = (self.id(to).await, slot.to_string());
+        let id = self.id(to).await;
+        let slot = slot.to_string();
         for node in [to, from] {
             self.ask::<()>(node, &["CLUSTER", "SETSLOT", &slot, "NODE", &id])
                 .await;
@@ -253,7 +255,8 @@ impl RedisCluster {
                 .await;
         }
         for shard in 0..SHARDS {
-            let (first, last) = (shard * SLOTS / SHARDS, (shard + 1) * SLOTS / SHARDS - 1);
+            let first = shard * SLOTS / SHARDS;
+            let last = (shard + 1) * SLOTS / SHARDS - 1;
             self.ask::<()>(
                 shard,
                 &[
@@ -266,7 +269,8 @@ impl RedisCluster {
             .await;
         }
         for (node, bus) in self.nodes.iter().zip(&self.buses).skip(1) {
-            let (port, bus) = (node.port().to_string(), bus.number().to_string());
+            let port = node.port().to_string();
+            let bus = bus.number().to_string();
             self.ask::<()>(0, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus])
                 .await;
         }

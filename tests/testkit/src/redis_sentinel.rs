@@ -223,7 +223,8 @@ impl RedisSentinels {
                 async || {
                     let state = self.state(number).await?;
                     let known = |name: &str| field(&state, name).unwrap_or_default();
-                    let (others, replicas) = (known("num-other-sentinels"), known("num-slaves"));
+                    let others = known("num-other-sentinels");
+                    let replicas = known("num-slaves");
                     if (others.as_str(), replicas.as_str()) == ("2", "2") {
                         return Ok(());
                     }

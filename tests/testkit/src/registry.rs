@@ -53,7 +53,8 @@ impl SchemaRegistry {
     }
 
     async fn start_with(tls: Option<(Port, Certificates)>) -> Self {
-        let (dir, port) = (place::server_dir("apicurio"), Port::reserve());
+        let dir = place::server_dir("apicurio");
+        let port = Port::reserve();
         let mut registry = Self {
             process: None,
             tls,

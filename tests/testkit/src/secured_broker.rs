@@ -56,10 +56,8 @@ impl SecuredKafka {
     /// # Panics
     /// As [`KafkaBroker::start`].
     pub async fn start_with_tokens(certificates: &Certificates, tokens: &TokenServer) -> Self {
-        let (oauth, security) = (
-            "listener.name.oauth.oauthbearer",
-            "org.apache.kafka.common.security.oauthbearer",
-        );
+        let oauth = "listener.name.oauth.oauthbearer";
+        let security = "org.apache.kafka.common.security.oauthbearer";
         let keys = format!("sasl.oauthbearer.jwks.endpoint.url={}", tokens.keys_url());
         let lines = [
             "listener.name.oauth.sasl.enabled.mechanisms=OAUTHBEARER".to_owned(),
@@ -88,17 +86,12 @@ impl SecuredKafka {
         lines: &[&str],
         tokens: Option<&TokenServer>,
     ) -> Self {
-        let (tls, sasl, oauth, ports) = (
-            Port::reserve(),
-            Port::reserve(),
-            Port::reserve(),
-            Ports::reserve(),
-        );
-        let pem = |name: &str| {
-            let text = fs::read_to_string(certificates.file(name)).expect("it was just made");
-            text.trim_end().replace('\n', "\\n")
-        };
-        let (plain, controller) = (ports.broker.address(), ports.controller_address());
+        let tls = Port::reserve();
+        let sasl = Port::reserve();
+        let oauth = Port::reserve();
+        let ports = Ports::reserve();
+        let plain = ports.broker.address();
+        let controller = ports.controller_address();
         let mut advertised = format!(
             "PLAINTEXT://{plain},SSL://{},SASL_SSL://{}",
             tls.address(),
@@ -107,35 +100,7 @@ impl SecuredKafka {
         if tokens.is_some() {
             advertised = format!("{advertised},OAUTH://{}", oauth.address());
         }
-        let users: Vec<String> = USERS
-            .iter()
-            .map(|user| format!("user_{user}=\"{}\"", Self::PASSWORD))
-            .collect();
-        let login = "org.apache.kafka.common.security";
-        let scram = format!("{login}.scram.ScramLoginModule required;");
-        let settings = [
-            format!("listeners={advertised},CONTROLLER://{controller}"),
-            format!("advertised.listeners={advertised}"),
-            "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_SSL:SASL_SSL,OAUTH:SASL_SSL,\
-             CONTROLLER:PLAINTEXT"
-                .to_owned(),
-            "ssl.keystore.type=PEM".to_owned(),
-            format!("ssl.keystore.certificate.chain={}", pem("server.pem")),
-            format!("ssl.keystore.key={}", pem("server.key")),
-            "ssl.truststore.type=PEM".to_owned(),
-            format!("ssl.truststore.certificates={}", pem("ca.pem")),
-            "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512".to_owned(),
-            format!(
-                "listener.name.sasl_ssl.plain.sasl.jaas.config={login}.plain.PlainLoginModule required {};",
-                users.join(" ")
-            ),
-            format!("listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config={scram}"),
-            format!("listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config={scram}"),
-            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer".to_owned(),
-            // Clients of the plain listener and of the one for TLS without a certificate are
-            // anonymous.
-            format!("super.users=User:ANONYMOUS;User:{}", Self::USER),
-        ];
+        let settings = settings(certificates, &advertised, &controller);
         let settings: Vec<&str> = settings
             .iter()
             .map(String::as_str)
@@ -222,6 +187,43 @@ impl SecuredKafka {
     pub fn sasl(&self) -> String {
         self.sasl.address()
     }
+}
+
+/// The lines of a broker's configuration about its listeners, certificates, logins and rights.
+fn settings(certificates: &Certificates, advertised: &str, controller: &str) -> Vec<String> {
+    let pem = |name: &str| {
+        let text = fs::read_to_string(certificates.file(name)).expect("it was just made");
+        text.trim_end().replace('\n', "\\n")
+    };
+    let users: Vec<String> = USERS
+        .iter()
+        .map(|user| format!("user_{user}=\"{}\"", SecuredKafka::PASSWORD))
+        .collect();
+    let login = "org.apache.kafka.common.security";
+    let scram = format!("{login}.scram.ScramLoginModule required;");
+    vec![
+            format!("listeners={advertised},CONTROLLER://{controller}"),
+            format!("advertised.listeners={advertised}"),
+            "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_SSL:SASL_SSL,OAUTH:SASL_SSL,\
+             CONTROLLER:PLAINTEXT"
+                .to_owned(),
+            "ssl.keystore.type=PEM".to_owned(),
+            format!("ssl.keystore.certificate.chain={}", pem("server.pem")),
+            format!("ssl.keystore.key={}", pem("server.key")),
+            "ssl.truststore.type=PEM".to_owned(),
+            format!("ssl.truststore.certificates={}", pem("ca.pem")),
+            "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512".to_owned(),
+            format!(
+                "listener.name.sasl_ssl.plain.sasl.jaas.config={login}.plain.PlainLoginModule required {};",
+                users.join(" ")
+            ),
+            format!("listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config={scram}"),
+            format!("listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config={scram}"),
+            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer".to_owned(),
+            // Clients of the plain listener and of the one for TLS without a certificate are
+            // anonymous.
+            format!("super.users=User:ANONYMOUS;User:{}", SecuredKafka::USER),
+        ]
 }
 
 impl Deref for SecuredKafka {

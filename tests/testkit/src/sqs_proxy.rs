@@ -136,7 +136,7 @@ impl SqsProxy {
         self.change(|state| {
             state
                 .faults
-                .push((operation.to_owned(), Times::Left(times), fault))
+                .push((operation.to_owned(), Times::Left(times), fault));
         });
     }
 
@@ -145,7 +145,7 @@ impl SqsProxy {
         self.change(|state| {
             state
                 .faults
-                .push((operation.to_owned(), Times::Always, fault))
+                .push((operation.to_owned(), Times::Always, fault));
         });
     }
 
@@ -350,7 +350,7 @@ async fn answer(mut request: Frame, shared: &Shared) -> Option<Frame> {
         Some(Fault::Hold) => {
             shared
                 .until(|state| state.is_healed(&operation).then_some(()))
-                .await
+                .await;
         }
         Some(Fault::FailEntries {
             at,

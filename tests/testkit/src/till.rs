@@ -168,7 +168,9 @@ impl Till {
             }
             Client::Sqlite => {
                 meanwhile.await;
-                let (till, attempt, result) = (self.clone(), attempt.clone(), result.clone());
+                let till = self.clone();
+                let attempt = attempt.clone();
+                let result = result.clone();
                 let work = move || {
                     let mut connection = till.connect_to_file()?;
                     let transaction = connection.transaction_with_behavior(Immediate)?;
@@ -240,8 +242,10 @@ async fn by_statement(
 ) -> Result<(), Failure> {
     let completing = attempt.completing(result);
     let retention_ms = i64::try_from(completing.retention().as_millis())?;
-    let (key, token) = (completing.key().as_str(), completing.token());
-    let (token, result) = (token.as_bytes().as_slice(), completing.result().as_ref());
+    let key = completing.key().as_str();
+    let token = completing.token();
+    let token = token.as_bytes().as_slice();
+    let result = completing.result().as_ref();
     let complete = PostgresStore::complete_sql();
     if transaction
         .execute(complete, &[&key, &token, &result, &retention_ms])
@@ -263,7 +267,8 @@ impl TransactionalHandler<PostgresTransaction> for Till {
         attempt: &Attempt,
         transaction: &mut PostgresTransaction,
     ) -> Result<String, Failure> {
-        let (Payment { id }, number) = (message.json()?, i32::try_from(attempt.number())?);
+        let Payment { id } = message.json()?;
+        let number = i32::try_from(attempt.number())?;
         transaction.execute(&self.insert(), &[&id, &number]).await?;
         Ok(receipt(attempt))
     }
@@ -278,7 +283,8 @@ impl TransactionalHandler<sqlx::Transaction<'static, sqlx::Postgres>> for Till {
         attempt: &Attempt,
         transaction: &mut sqlx::Transaction<'static, sqlx::Postgres>,
     ) -> Result<String, Failure> {
-        let (Payment { id }, number) = (message.json()?, i32::try_from(attempt.number())?);
+        let Payment { id } = message.json()?;
+        let number = i32::try_from(attempt.number())?;
         let insert = sqlx::query(sqlx::AssertSqlSafe(self.insert()))
             .bind(id)
             .bind(number);
@@ -297,7 +303,8 @@ impl TransactionalHandler<SqliteTransaction> for Till {
         attempt: &Attempt,
         transaction: &mut SqliteTransaction,
     ) -> Result<String, Failure> {
-        let (Payment { id }, number) = (message.json()?, i32::try_from(attempt.number())?);
+        let Payment { id } = message.json()?;
+        let number = i32::try_from(attempt.number())?;
         self.on_statement
             .iter()
             .for_each(|on_statement| on_statement());

@@ -119,7 +119,8 @@ impl Wire {
             .await
             .expect("a port is free");
         let address = listener.local_addr().expect("it listens");
-        let (server, watch): (_, Watch) = (server.to_owned(), Arc::new(watch));
+        let server = server.to_owned();
+        let watch: Watch = Arc::new(watch);
         let mut accepting = JoinSet::new();
         accepting.spawn(async move {
             let mut connections = JoinSet::new();
@@ -147,7 +148,8 @@ impl Wire {
 async fn connect(mut client: TcpStream, mut server: TcpStream, watch: Watch) {
     // Statements must not wait for each other's confirmation.
     drop((client.set_nodelay(true), server.set_nodelay(true)));
-    let (mut asked, mut answered) = (vec![0; CHUNK_BYTES], vec![0; CHUNK_BYTES]);
+    let mut asked = vec![0; CHUNK_BYTES];
+    let mut answered = vec![0; CHUNK_BYTES];
     let mut number = 0;
     loop {
         tokio::select! {

@@ -31,7 +31,9 @@ impl Workers {
     /// None yet.
     #[must_use]
     pub fn of(program: impl Into<OsString>, arguments: Vec<String>) -> Self {
-        let (environment, running, hit) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let environment = Vec::new();
+        let running = Vec::new();
+        let hit = BTreeSet::new();
         Self {
             program: program.into(),
             arguments,

@@ -1,4 +1,4 @@
-//! Where a broker listens, and why it gives no answer.
+//! The address of a broker, and the reasons for which it gives no answer.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use oncegate_runtime::source::SourceError;
 /// librdkafka's port of a broker that is named without one.
 const DEFAULT_PORT: u16 = 9092;
 
-/// Where a broker listens.
+/// The address of a broker.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Address {
     pub(super) host: String,
     pub(super) port: u16,
 }
 
-/// Why a request has no answer.
+/// The reason for which a request has no answer.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// A later attempt, or another broker, may answer.

@@ -4,6 +4,7 @@
 //! message. The header of an answer repeats the number of its request.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -29,16 +30,16 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest answer. The metadata of a cluster with thousands of brokers is smaller.
 const ANSWER_MAX_BYTES: usize = 4 * 1024 * 1024;
 
-/// How this client is called in the brokers' logs: the default of the other clients.
+/// The name of this client in the brokers' logs: the default of the other clients.
 const CLIENT_ID: &str = "oncegate";
 
-/// How connections are protected, and who the client is.
+/// The protection of connections, and the client's identity.
 pub(super) struct Access {
     pub(super) tls: Option<Tls>,
     pub(super) tokens: Tokens,
 }
 
-/// What frames are read from and written to.
+/// A stream that frames are read from and written to.
 trait Duplex: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> Duplex for T {}
@@ -73,14 +74,14 @@ impl BrokerConnection {
             .ask(&ApiVersionsRequest::default())
             .await?
             .api_keys;
-        let versions = |min, max| VersionRange { min, max };
         connection.versions = known
             .into_iter()
             .map(|known| {
-                (
-                    known.api_key,
-                    versions(known.min_version, known.max_version),
-                )
+                let versions = VersionRange {
+                    min: known.min_version,
+                    max: known.max_version,
+                };
+                (known.api_key, versions)
             })
             .collect();
         Ok(connection)
@@ -94,27 +95,28 @@ impl BrokerConnection {
     pub(super) async fn ask<C: Call>(&mut self, request: &C) -> Result<C::Answer, Failure> {
         let version = self.version::<C>()?;
         self.sent = self.sent.wrapping_add(1);
-        let unusable = |error: BoxError| {
+        let frame = frame(request, version, self.sent).map_err(|error| {
             Failure::refused(format!(
                 "the request {:?} cannot be made in version {version}: {error}",
                 C::KEY
             ))
-        };
-        let frame = frame(request, version, self.sent).map_err(unusable)?;
+        })?;
         let mut answer = self.exchange(&frame).await?;
-        let unreadable = |error: BoxError| {
-            Failure::refused(format!(
-                "the answer of the broker at {} to {:?} in version {version} cannot be read: {error}",
-                self.address,
-                C::KEY
-            ))
-        };
-        let header = ResponseHeader::decode(&mut answer, C::Answer::header_version(version));
-        let header = header.map_err(|error| unreadable(error.into()))?;
+        let header = ResponseHeader::decode(&mut answer, C::Answer::header_version(version))
+            .map_err(|error| self.unreadable::<C>(version, error))?;
         if header.correlation_id != self.sent {
-            return Err(unreadable("it belongs to another request".into()));
+            return Err(self.unreadable::<C>(version, "it belongs to another request"));
         }
-        C::Answer::decode(&mut answer, version).map_err(|error| unreadable(error.into()))
+        C::Answer::decode(&mut answer, version)
+            .map_err(|error| self.unreadable::<C>(version, error))
+    }
+
+    fn unreadable<C: Call>(&self, version: i16, error: impl fmt::Display) -> Failure {
+        Failure::refused(format!(
+            "the answer of the broker at {} to {:?} in version {version} cannot be read: {error}",
+            self.address,
+            C::KEY
+        ))
     }
 
     /// The newest version of a request that both sides know.
@@ -186,7 +188,7 @@ mod tests {
 
     use super::*;
 
-    /// What a request for versions returns when a broker answers so.
+    /// Returns the outcome of a request for versions when a broker answers so.
     async fn asked(answer: &[u8]) -> Result<usize, String> {
         let (stream, mut broker) = tokio::io::duplex(1024);
         broker.write_all(answer).await.expect("there is room");

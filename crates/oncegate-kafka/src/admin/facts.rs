@@ -20,25 +20,27 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TopicFacts {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// How many partitions it has; 0 if the topic does not exist, or is hidden.
+    /// The number of partitions; 0 if the topic does not exist, or is hidden.
     pub partitions: usize,
-    /// Whether this user may not see it: the right DESCRIBE is missing.
+    /// `true` if this user may not see it: the right DESCRIBE is missing.
     pub hidden: bool,
     /// The replication factor: the smallest one of all partitions.
     pub replicas: usize,
-    /// How many replicas must have a message before it counts as written (`min.insync.replicas`).
+    /// The number of replicas that must have a message before it counts as written
+    /// (`min.insync.replicas`).
     pub min_insync_replicas: Option<usize>,
-    /// How long messages are kept (`retention.ms`); `None` means forever.
+    /// The time for which messages are kept (`retention.ms`); `None` means forever.
     pub retention: Option<Duration>,
-    /// Whether the last message of each key is kept forever (`cleanup.policy` has `compact`).
+    /// `true` if the last message of each key is kept forever (`cleanup.policy` has `compact`).
     pub compacted: bool,
     /// The largest message in bytes (`max.message.bytes`).
     pub max_message_bytes: Option<u64>,
-    /// Whether this user may not see its settings: the right DESCRIBE_CONFIGS is missing.
+    /// `true` if this user may not see its settings: the right DESCRIBE_CONFIGS is missing.
     pub settings_hidden: bool,
-    /// Why its settings are not known, for example because the right to describe them is missing.
+    /// The reason for which its settings are not known: the right to describe them is missing, for
+    /// example.
     pub settings_unknown: Option<String>,
 }
 
@@ -78,7 +80,8 @@ pub(crate) async fn layouts(
     config
         .set("group.id", "oncegate-asks")
         .set("allow.auto.create.topics", "false");
-    let (names, at) = (topics.to_vec(), brokers.to_owned());
+    let names = topics.to_vec();
+    let at = brokers.to_owned();
     let asking = tokio::task::spawn_blocking(move || {
         let client = inquiry::client(config)?;
         inquiry::of_each(&names, |name| layout(&client, &at, name.to_owned()))
@@ -147,14 +150,22 @@ impl TopicFacts {
     }
 
     fn read(&mut self, settings: &TopicSettings) {
-        let value = |name: &str| settings.get(name).cloned().unwrap_or_default();
-        self.min_insync_replicas = value(MIN_INSYNC_REPLICAS).parse().ok();
+        self.min_insync_replicas = value(settings, MIN_INSYNC_REPLICAS).parse().ok();
         // -1 means forever.
-        self.retention = value(RETENTION).parse().ok().map(Duration::from_millis);
-        self.compacted = value(CLEANUP).contains("compact");
-        if !value(CLEANUP).contains("delete") {
+        self.retention = value(settings, RETENTION)
+            .parse()
+            .ok()
+            .map(Duration::from_millis);
+        let cleanup = value(settings, CLEANUP);
+        self.compacted = cleanup.contains("compact");
+        // Without `delete`, no message is removed because of its age.
+        if !cleanup.contains("delete") {
             self.retention = None;
         }
-        self.max_message_bytes = value(MAX_MESSAGE_BYTES).parse().ok();
+        self.max_message_bytes = value(settings, MAX_MESSAGE_BYTES).parse().ok();
     }
+}
+
+fn value<'a>(settings: &'a TopicSettings, name: &str) -> &'a str {
+    settings.get(name).map(String::as_str).unwrap_or_default()
 }

@@ -31,7 +31,7 @@ impl LibraryAdmin {
     }
 }
 
-/// How a topic or group is named in an answer.
+/// Returns the outcome for the topic or group that an answer names.
 fn outcome(answer: Result<String, (String, RDKafkaErrorCode)>) -> Outcome {
     match answer {
         Ok(name) => (name, Ok(())),

@@ -15,8 +15,8 @@ use crate::client::trouble::RefusedLogin;
 /// The mechanism by its name in SASL.
 const MECHANISM: &str = "OAUTHBEARER";
 
-/// What a client answers when a broker has told why it refuses a token. Only then it ends the
-/// login.
+/// The client's answer after a broker has told why it refuses a token. Only then the broker ends
+/// the login.
 const UNDERSTOOD: Bytes = Bytes::from_static(b"\x01");
 
 /// Connects and logs in. A caller that drops the future closes the connection.
@@ -50,6 +50,7 @@ async fn log_in(connection: &mut BrokerConnection, tokens: &Tokens) -> Result<()
         .token;
     let first = Bytes::from(format!("n,,\x01auth=Bearer {token}\x01\x01"));
     let mut answer = send(connection, first).await?;
+    // A broker that refuses a token tells why first, and refuses it after the next message.
     if answer.error_code == 0 && !answer.auth_bytes.is_empty() {
         let why = answer.auth_bytes;
         answer = send(connection, UNDERSTOOD).await?;

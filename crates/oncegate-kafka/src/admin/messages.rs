@@ -16,11 +16,11 @@ use rdkafka::types::RDKafkaRespErr;
 
 /// A request that this client sends.
 pub(super) trait Call: Encodable + HeaderVersion + Sync {
-    /// Its number in the protocol.
+    /// The request's number in the protocol.
     const KEY: ApiKey;
     /// The versions in which this client sets all that is needed.
     const VERSIONS: VersionRange;
-    /// What answers it.
+    /// The request's answer.
     type Answer: Decodable + HeaderVersion + Send;
 }
 
@@ -30,7 +30,7 @@ const fn versions(min: i16, max: i16) -> VersionRange {
 
 impl Call for ApiVersionsRequest {
     const KEY: ApiKey = ApiKey::ApiVersions;
-    /// The one that every broker answers.
+    /// The version that every broker answers.
     const VERSIONS: VersionRange = versions(0, 0);
     type Answer = ApiVersionsResponse;
 }
@@ -92,7 +92,7 @@ pub(super) fn text(text: impl Into<String>) -> StrBytes {
     StrBytes::from_string(text.into())
 }
 
-/// What the number of an error in an answer means; 0 is none.
+/// Translates the number of an error in an answer; 0 is none.
 pub(super) fn result(code: i16) -> Result<(), RDKafkaErrorCode> {
     match RDKafkaRespErr::try_from(i32::from(code)) {
         Ok(RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR) => Ok(()),

@@ -41,8 +41,8 @@ use crate::client::settings::{self, Property};
 use crate::client::tokens::Tokens;
 use oncegate_runtime::source::SourceError;
 
-/// Returns what sends the requests to the cluster at `brokers`, with properties of librdkafka.
-/// Nothing is sent yet.
+/// Returns the client that sends the requests to the cluster at `brokers`, with properties of
+/// librdkafka. Nothing is sent yet.
 ///
 /// # Errors
 /// When a property is not valid, or decides about TLS in a way that requests with a token do not

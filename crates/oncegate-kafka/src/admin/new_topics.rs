@@ -10,13 +10,13 @@ use crate::admin::{self, TopicPlan};
 use crate::client::settings::{self, Property};
 use oncegate_runtime::source::SourceError;
 
-/// How long a broker may take to learn of the topics that were created.
+/// Time limit for a broker to learn of the topics that were created.
 const KNOWN_WITHIN: Duration = Duration::from_secs(10);
 
 /// The pause before it is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
-/// What became of a [`TopicPlan`].
+/// The outcome of a [`TopicPlan`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum TopicCreation {
@@ -29,8 +29,21 @@ pub enum TopicCreation {
     Refused(SourceError),
 }
 
+impl TopicCreation {
+    fn of(name: &str, outcome: Result<(), RDKafkaErrorCode>) -> Self {
+        match outcome {
+            Ok(()) => Self::Created,
+            Err(RDKafkaErrorCode::TopicAlreadyExists) => Self::Existed,
+            Err(code) => Self::Refused(SourceError::caused(
+                format!("topic {name} was not created"),
+                code,
+            )),
+        }
+    }
+}
+
 /// Creates topics in the cluster at `brokers`, with properties of librdkafka as for
-/// [`KafkaSource::property`](crate::KafkaSource::property). Returns what became of each, in the
+/// [`KafkaSource::property`](crate::KafkaSource::property). Returns the outcome of each, in the
 /// order of `plans`. When a call is repeated, topics that were created before have
 /// [existed](TopicCreation::Existed).
 ///
@@ -54,14 +67,6 @@ pub async fn create_topics(
     if plans.is_empty() {
         return Ok(Vec::new());
     }
-    let creation = |(name, outcome)| match outcome {
-        Ok(()) => TopicCreation::Created,
-        Err(RDKafkaErrorCode::TopicAlreadyExists) => TopicCreation::Existed,
-        Err(code) => TopicCreation::Refused(SourceError::caused(
-            format!("topic {name} was not created"),
-            code,
-        )),
-    };
     let outcomes = admin.create_topics(plans).await?;
     let created = outcomes.iter().filter(|(_, outcome)| outcome.is_ok());
     until_known(
@@ -70,7 +75,10 @@ pub async fn create_topics(
         properties,
     )
     .await;
-    Ok(outcomes.into_iter().map(creation).collect())
+    Ok(outcomes
+        .into_iter()
+        .map(|(name, outcome)| TopicCreation::of(&name, outcome))
+        .collect())
 }
 
 /// Waits until a broker knows these topics, or says why it does not tell.

@@ -12,13 +12,13 @@ use oncegate_runtime::source::SourceError;
 /// Time limit of a request that creates or removes something.
 pub(super) const CHANGE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long the brokers may take to create or remove all partitions. The answer comes then.
+/// Time limit of the brokers for creating or removing all partitions. The answer comes then.
 pub(super) const BROKERS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time limit of a request for the settings of a topic.
 pub(super) const SETTINGS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What became of one topic or group: its name, and the brokers' error if there was one.
+/// The outcome for one topic or group: its name, and the brokers' error if there was one.
 pub(crate) type Outcome = (String, Result<(), RDKafkaErrorCode>);
 
 /// The settings of a topic by their names; of those without a value, an empty one.
@@ -29,10 +29,10 @@ pub(crate) type TopicSettings = BTreeMap<String, String>;
 /// The error of a request means that no broker has answered it, or that the login was refused.
 #[async_trait]
 pub(crate) trait Admin: Send {
-    /// Creates topics; returns what became of each, in the order of `plans`.
+    /// Creates topics; returns the outcome of each, in the order of `plans`.
     async fn create_topics(&mut self, plans: &[TopicPlan]) -> Result<Vec<Outcome>, SourceError>;
 
-    /// Removes topics; returns what became of each.
+    /// Removes topics; returns the outcome of each.
     async fn remove_topics(&mut self, topics: &[String]) -> Result<Vec<Outcome>, SourceError>;
 
     /// Removes a consumer group.

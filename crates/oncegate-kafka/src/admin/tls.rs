@@ -123,7 +123,7 @@ impl Tls {
     }
 }
 
-/// What an error of a connection means. In TLS 1.3, brokers refuse a client's certificate after the
+/// Translates an error of a connection. In TLS 1.3, brokers refuse a client's certificate after the
 /// handshake.
 pub(super) fn failure(address: &Address, error: io::Error) -> Failure {
     match reason(&error) {
@@ -134,12 +134,12 @@ pub(super) fn failure(address: &Address, error: io::Error) -> Failure {
     }
 }
 
-/// What the TLS library says, if the error comes from there.
+/// Returns the error of the TLS library, if it is the cause.
 fn reason(error: &io::Error) -> Option<&TlsError> {
     error.get_ref().and_then(|error| error.downcast_ref())
 }
 
-/// Whether brokers have ended a connection because of the client's certificate.
+/// Returns whether brokers have ended a connection because of the client's certificate.
 fn is_about_client(error: &io::Error) -> bool {
     use AlertDescription::{
         BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked,
@@ -159,14 +159,14 @@ fn is_about_client(error: &io::Error) -> bool {
     )
 }
 
-/// The error about what `ssl.…location` or `ssl.…pem` has. It does not have the content.
+/// The error about the content of `ssl.…location` or `ssl.…pem`, without the content.
 fn unusable(what: &str, error: &dyn Display) -> SourceError {
     SourceError::new(format!(
         "the property {what}.location or {what}.pem cannot be used: {error}"
     ))
 }
 
-/// What the file of `location` has, or `pem` itself.
+/// Returns the content of the file of `location`, or `pem` itself.
 fn pem(config: &ClientConfig, what: &str) -> Result<Option<Vec<u8>>, SourceError> {
     if let Some(text) = config.get(&format!("{what}.pem")) {
         return Ok(Some(text.as_bytes().to_vec()));
@@ -217,13 +217,14 @@ fn identity(
     Ok(Some((certificates(CERTIFICATE, &chain)?, key)))
 }
 
-/// Whether a property that is true by default is set to false, in one of librdkafka's words for it.
+/// Returns whether a property that is true by default is set to false, in one of librdkafka's words
+/// for it.
 fn is_off(config: &ClientConfig, name: &str) -> bool {
     let set = config.get(name).map(str::to_ascii_lowercase);
     set.is_some_and(|set| matches!(set.as_str(), "false" | "f" | "0"))
 }
 
-/// What decides whether a broker's certificate is accepted.
+/// Returns the verifier that accepts or refuses a broker's certificate.
 fn verifier(
     config: &ClientConfig,
     provider: &Arc<CryptoProvider>,

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use kafka_protocol::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
-use kafka_protocol::messages::describe_configs_response::DescribeConfigsResourceResult;
 use kafka_protocol::messages::{
     CreateTopicsRequest, DeleteGroupsRequest, DeleteTopicsRequest, DescribeConfigsRequest,
     FindCoordinatorRequest, GroupId, MetadataRequest, TopicName,
@@ -30,10 +29,10 @@ use oncegate_runtime::source::SourceError;
 /// The pause before a request that was not answered is repeated.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
-/// How the protocol numbers a consumer group among what has a coordinator.
+/// The protocol's number for a consumer group, in requests for a coordinator.
 const COORDINATED_GROUP: i8 = 0;
 
-/// How the protocol numbers a topic among what has settings.
+/// The protocol's number for a topic, in requests for settings.
 const TOPIC_SETTINGS: i8 = 2;
 
 /// Sends requests with a token. Connections are kept for the next request.
@@ -45,7 +44,7 @@ pub(super) struct TokenAdmin {
     connections: BTreeMap<Address, BrokerConnection>,
 }
 
-/// Until when a request is repeated.
+/// The limit until which a request is repeated.
 struct Patience {
     brokers: String,
     what: &'static str,
@@ -53,8 +52,8 @@ struct Patience {
     deadline: Instant,
 }
 
-/// Whether a client with these properties logs in at all: without SASL, the mechanism has no
-/// meaning.
+/// Returns whether a client with these properties logs in at all: without SASL, the mechanism has
+/// no meaning.
 pub(super) fn is_for(config: &ClientConfig) -> bool {
     config
         .get("security.protocol")
@@ -119,8 +118,8 @@ impl TokenAdmin {
         Err(failure)
     }
 
-    /// Where topics are created and removed. Brokers with KRaft name any broker, which hands the
-    /// request on.
+    /// Returns the broker where topics are created and removed. Brokers with KRaft name any broker,
+    /// which hands the request on.
     async fn controller(&mut self) -> Result<Address, Failure> {
         let no_topics = MetadataRequest::default()
             .with_topics(Some(Vec::new()))
@@ -135,20 +134,8 @@ impl TokenAdmin {
     }
 
     async fn try_to_create(&mut self, plans: &[TopicPlan]) -> Result<Vec<Outcome>, Failure> {
-        let topic = |plan: &TopicPlan| {
-            let setting = |(name, value): (&str, String)| {
-                CreatableTopicConfig::default()
-                    .with_name(text(name))
-                    .with_value(Some(text(&value)))
-            };
-            CreatableTopic::default()
-                .with_configs(plan.settings().into_iter().map(setting).collect())
-                .with_name(TopicName(text(plan.name())))
-                .with_num_partitions(plan.partition_number())
-                .with_replication_factor(plan.replica_number())
-        };
         let request = CreateTopicsRequest::default()
-            .with_topics(plans.iter().map(topic).collect())
+            .with_topics(plans.iter().map(creatable).collect())
             .with_timeout_ms(milliseconds(BROKERS_TIMEOUT));
         let controller = self.controller().await?;
         let topics = self.ask(&controller, &request).await?.topics;
@@ -165,15 +152,12 @@ impl TokenAdmin {
             .with_timeout_ms(milliseconds(BROKERS_TIMEOUT));
         let controller = self.controller().await?;
         let removed = self.ask(&controller, &request).await?.responses;
-        let name = |topic: &Option<TopicName>| {
-            topic
-                .as_ref()
-                .map(|name| name.to_string())
-                .unwrap_or_default()
-        };
         let removed: Vec<_> = removed
             .iter()
-            .map(|topic| (name(&topic.name), topic.error_code))
+            .map(|topic| {
+                let name = topic.name.as_ref().map(|name| name.to_string());
+                (name.unwrap_or_default(), topic.error_code)
+            })
             .collect();
         let answers = removed
             .iter()
@@ -215,11 +199,11 @@ impl TokenAdmin {
         if let Err(code) = result(described.error_code) {
             return Ok(Err(code));
         }
-        let setting = |setting: DescribeConfigsResourceResult| {
+        let settings = described.configs.into_iter().map(|setting| {
             let value = setting.value.map(|value| value.to_string());
             (setting.name.to_string(), value.unwrap_or_default())
-        };
-        Ok(Ok(described.configs.into_iter().map(setting).collect()))
+        });
+        Ok(Ok(settings.collect()))
     }
 }
 
@@ -298,19 +282,33 @@ impl Patience {
     }
 }
 
-/// What became of each of these, by the numbers of the answer.
+fn creatable(plan: &TopicPlan) -> CreatableTopic {
+    let settings = plan.settings().into_iter().map(|(name, value)| {
+        CreatableTopicConfig::default()
+            .with_name(text(name))
+            .with_value(Some(text(&value)))
+    });
+    CreatableTopic::default()
+        .with_configs(settings.collect())
+        .with_name(TopicName(text(plan.name())))
+        .with_num_partitions(plan.partition_number())
+        .with_replication_factor(plan.replica_number())
+}
+
+/// Returns the outcome of each of these, by the numbers of the answer.
 fn outcomes<'a>(
     names: impl Iterator<Item = &'a str>,
     answers: &BTreeMap<&str, i16>,
 ) -> Result<Vec<Outcome>, Failure> {
-    let outcome = |name: &str| {
-        let code = answers
-            .get(name)
-            .copied()
-            .ok_or_else(|| unanswered_about(name))?;
-        lasting(name, result(code))
-    };
-    names.map(outcome).collect()
+    names
+        .map(|name| {
+            let code = answers
+                .get(name)
+                .copied()
+                .ok_or_else(|| unanswered_about(name))?;
+            lasting(name, result(code))
+        })
+        .collect()
 }
 
 /// An outcome, or the failure of an attempt at the wrong broker.

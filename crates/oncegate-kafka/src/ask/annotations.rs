@@ -19,15 +19,6 @@ pub(crate) fn read(
     topics: &[String],
     timeout: Duration,
 ) -> Result<Vec<String>, SourceError> {
-    let failed = |error: KafkaError| {
-        let is_refusal = is_refusal(&error);
-        let failed = SourceError::caused(
-            "the committed offsets of the consumer group could not be read: check that the brokers are reachable and \
-             that the user has the right DESCRIBE on the topics and the group",
-            error,
-        );
-        if is_refusal { failed } else { failed.away() }
-    };
     let consumer = inquiry::offsets_client(config.clone())?;
     let mut partitions = TopicPartitionList::new();
     let described = inquiry::of_each(topics, |topic| {
@@ -54,4 +45,14 @@ pub(crate) fn read(
         }
     }
     Ok(annotations)
+}
+
+fn failed(error: KafkaError) -> SourceError {
+    let is_refusal = is_refusal(&error);
+    let failed = SourceError::caused(
+        "the committed offsets of the consumer group could not be read: check that the brokers are reachable and \
+         that the user has the right DESCRIBE on the topics and the group",
+        error,
+    );
+    if is_refusal { failed } else { failed.away() }
 }

@@ -66,7 +66,7 @@ pub(crate) fn unanswered<C: ConsumerContext>(
     unanswered
 }
 
-/// What the coordinator says about a topic.
+/// The coordinator's answer about a topic.
 #[derive(Debug, Default)]
 pub(crate) struct Committed {
     /// The offsets that it tells.
@@ -193,8 +193,8 @@ pub(crate) fn read(answer: Result<TopicPartitionList, KafkaError>) -> Result<Off
     Ok(offsets)
 }
 
-/// Whether an error means that no answer came in time. The client's own limit ends its repetitions
-/// with the broker's error.
+/// Returns whether an error means that no answer came in time. The client's own limit ends its
+/// repetitions with the broker's error.
 fn is_silence(error: &KafkaError) -> bool {
     matches!(
         error.rdkafka_error_code(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rdkafka::TopicPartitionList;
-use rdkafka::topic_partition_list::{Offset, TopicPartitionListElem};
+use rdkafka::topic_partition_list::Offset;
 
 use super::topics;
 use crate::client::inquiry::{self, InquiryClient};
@@ -33,7 +33,8 @@ pub async fn committed_offsets(
     config
         .set("group.id", group)
         .set("enable.auto.commit", "false");
-    let (brokers, topic) = (brokers.to_owned(), topic.to_owned());
+    let brokers = brokers.to_owned();
+    let topic = topic.to_owned();
     let asking = tokio::task::spawn_blocking(move || {
         let client = inquiry::client(config)?;
         of_client(&client, &brokers, &topic)
@@ -60,9 +61,12 @@ pub(crate) fn of_client(
             error,
         )
     })?;
-    let offset = |element: &TopicPartitionListElem<'_>| match element.offset() {
-        Offset::Offset(offset) => Some((element.partition(), offset)),
-        _ => None,
-    };
-    Ok(found.elements().iter().filter_map(offset).collect())
+    Ok(found
+        .elements()
+        .iter()
+        .filter_map(|element| match element.offset() {
+            Offset::Offset(offset) => Some((element.partition(), offset)),
+            _ => None,
+        })
+        .collect())
 }

@@ -44,11 +44,11 @@ pub struct MissingRight {
     /// The operation by Kafka's name: `READ`, `WRITE`, `DESCRIBE`, `DESCRIBE_CONFIGS` or
     /// `IDEMPOTENT_WRITE`.
     pub operation: &'static str,
-    /// What it concerns.
+    /// The resource that it concerns.
     pub resource: Resource,
 }
 
-/// What a right concerns.
+/// The resource that a right concerns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Resource {
@@ -105,7 +105,7 @@ impl fmt::Display for MissingRight {
     }
 }
 
-/// What a consumer does in a cluster.
+/// The group and the topics that a consumer uses in a cluster.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct Needs<'a> {
@@ -187,10 +187,9 @@ pub(crate) fn to_consume(
     topics: &[String],
     timeout: Duration,
 ) -> Result<Vec<MissingRight>, SourceError> {
-    let read_group = || vec![MissingRight::group("READ", group)];
     match inquiry::coordinator(client, &nowhere(topics)?, timeout)? {
         Coordinator::Answers => {}
-        Coordinator::Denies => return Ok(read_group()),
+        Coordinator::Denies => return Ok(vec![MissingRight::group("READ", group)]),
         Coordinator::Away => return Ok(Vec::new()),
     }
     let refusals = inquiry::of_each(topics, |topic| {
@@ -202,7 +201,9 @@ pub(crate) fn to_consume(
     let mut missing = Vec::new();
     for (topic, refusal) in topics.iter().zip(refusals) {
         match refusal {
-            Some(RDKafkaErrorCode::GroupAuthorizationFailed) => return Ok(read_group()),
+            Some(RDKafkaErrorCode::GroupAuthorizationFailed) => {
+                return Ok(vec![MissingRight::group("READ", group)]);
+            }
             Some(RDKafkaErrorCode::TopicAuthorizationFailed) => {
                 missing.push(MissingRight::on_topic("READ", topic));
             }

@@ -11,7 +11,8 @@ use crate::client::inquiry::{self, InquiryClient};
 use crate::client::trouble::is_refusal;
 use oncegate_runtime::source::SourceError;
 
-/// How long a topic may be missing, because not every broker knows a topic that was just created.
+/// The time for which a topic may be missing, because not every broker knows a topic that was just
+/// created.
 const NEW_TOPIC_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Interval between two checks for such a topic.

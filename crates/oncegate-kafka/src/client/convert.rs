@@ -46,7 +46,7 @@ pub(crate) fn message(topic: &Arc<str>, routes: Routes, borrowed: &BorrowedMessa
     }
 }
 
-/// Where a message's route comes from.
+/// The source of a message's route.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Routes {
     /// The topic; the route header is ignored, because any service may copy headers to another

@@ -26,14 +26,14 @@ use oncegate_runtime::source::SourceError;
 /// A client that asks.
 pub(crate) type InquiryClient = BaseConsumer<InquiryContext>;
 
-/// How long the first request waits before the callback is listened to. Each next one waits twice
-/// as long, because a busy broker may need that long.
+/// The time that the first request has before the callback is listened to. Each next one has twice
+/// as much, because a busy broker may need it.
 const LISTEN_AFTER: Duration = Duration::from_millis(500);
 
 /// The pause before a request that has failed is repeated.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
-/// How many topics are asked about at the same time.
+/// The number of topics that are asked about at the same time.
 const AT_ONCE: usize = 32;
 
 /// The group of a client that asks about none: without a group, a client hears no callback.
@@ -130,7 +130,8 @@ fn ask<T>(
     request: impl Fn(Duration) -> KafkaResult<T>,
     is_final: impl Fn(&KafkaError) -> bool,
 ) -> Result<KafkaResult<T>, SourceError> {
-    let (begun, mut limit) = (Instant::now(), LISTEN_AFTER);
+    let begun = Instant::now();
+    let mut limit = LISTEN_AFTER;
     loop {
         let left = timeout.saturating_sub(begun.elapsed());
         let error = match request(left.clamp(Duration::from_millis(1), limit)) {
@@ -149,21 +150,21 @@ fn ask<T>(
     }
 }
 
-/// Why a client cannot connect.
+/// The reason for which a client cannot connect.
 #[derive(Debug)]
 enum LoginRefusal {
     ByBrokers(String),
     NoToken(TokenError),
 }
 
-/// What the coordinator of a client's group says.
+/// The answer of the coordinator of a client's group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Coordinator {
-    /// It answers this user.
+    /// The coordinator answers this user.
     Answers,
-    /// It denies access to the group.
+    /// The coordinator denies access to the group.
     Denies,
-    /// It does not answer in time.
+    /// The coordinator does not answer in time.
     Away,
 }
 
@@ -198,18 +199,17 @@ pub(crate) fn committed_offsets(
     timeout: Duration,
 ) -> Result<KafkaResult<TopicPartitionList>, SourceError> {
     use RDKafkaErrorCode::{GroupAuthorizationFailed, TopicAuthorizationFailed};
-    let is_denied = |error: &KafkaError| {
-        let code = error.rdkafka_error_code();
-        matches!(
-            code,
-            Some(GroupAuthorizationFailed | TopicAuthorizationFailed)
-        ) || client.context().is_group_denied()
-    };
     ask(
         client,
         timeout,
         |limit| client.committed_offsets(partitions.clone(), limit),
-        is_denied,
+        |error| {
+            let code = error.rdkafka_error_code();
+            matches!(
+                code,
+                Some(GroupAuthorizationFailed | TopicAuthorizationFailed)
+            ) || client.context().is_group_denied()
+        },
     )
 }
 
@@ -230,7 +230,7 @@ impl InquiryContext {
         })
     }
 
-    /// Whether the client has asked for a token, and got one or not.
+    /// Returns whether the client has asked for a token, and got one or not.
     fn has_asked(&self) -> bool {
         self.has_asked.load(Ordering::Relaxed)
     }

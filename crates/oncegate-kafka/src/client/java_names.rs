@@ -1,6 +1,6 @@
 //! Properties of Kafka's Java client that librdkafka does not have, and what to set instead.
 
-/// Each property with what has its effect here.
+/// The properties, each with what to do instead.
 const INSTEAD: &[(&str, &str)] = &[
     (
         "client.dns.lookup",

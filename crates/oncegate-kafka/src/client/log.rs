@@ -44,10 +44,10 @@ pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, line: &str) {
         | RDKafkaLogLevel::Alert
         | RDKafkaLogLevel::Critical
         | RDKafkaLogLevel::Error => {
-            tracing::error!(target: "librdkafka", facility, left_out, "{line}")
+            tracing::error!(target: "librdkafka", facility, left_out, "{line}");
         }
         RDKafkaLogLevel::Warning => {
-            tracing::warn!(target: "librdkafka", facility, left_out, "{line}")
+            tracing::warn!(target: "librdkafka", facility, left_out, "{line}");
         }
         _ => tracing::info!(target: "librdkafka", facility, left_out, "{line}"),
     }

@@ -1,4 +1,4 @@
-//! What every client of librdkafka needs: settings, logins, errors and log lines; the clients that
+//! The base of every client of librdkafka: settings, logins, errors and log lines; the clients that
 //! ask and that produce.
 
 pub(crate) mod convert;
@@ -9,6 +9,7 @@ pub(crate) mod log;
 pub(crate) mod notices;
 pub(crate) mod producer;
 pub(crate) mod properties;
+pub(crate) mod remedies;
 pub(crate) mod rotation;
 pub(crate) mod settings;
 pub(crate) mod statistics;

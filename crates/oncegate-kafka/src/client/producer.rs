@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rdkafka::client::{ClientContext, OAuthToken};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::error::KafkaError;
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 
@@ -50,12 +50,13 @@ const CONNECTION: &[&str] = &[
     "debug",
 ];
 
-/// Whether a source's property concerns the connection, so that its producers need it as well.
+/// Returns whether a source's property concerns the connection, so that its producers need it as
+/// well.
 pub(crate) fn is_connection(name: &str) -> bool {
     CONNECTION.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// What a message consists of besides its headers.
+/// The content of a message besides its headers.
 #[derive(Clone, Copy)]
 pub(crate) struct Content<'m> {
     /// `None`: the key decides.
@@ -77,9 +78,9 @@ impl<'m> From<&'m Message> for Content<'m> {
 
 /// A producer whose messages count as sent when all in-sync replicas have them.
 ///
-/// After a fatal error, its librdkafka client sends nothing more, for example after one answer that
-/// denies idempotent writes. Then another client replaces it, and so when a password or certificate
-/// has changed.
+/// Its librdkafka client sends nothing more after a fatal error, for example after one answer that
+/// denies idempotent writes. Another client replaces it then, and also when a password or
+/// certificate has changed.
 pub(crate) struct DurableProducer {
     brokers: String,
     properties: Properties,
@@ -93,9 +94,9 @@ struct Current {
     client: ProducerClient,
     config: ClientConfig,
     context: ProducerContext,
-    /// What was in the files that it was made of.
+    /// The contents of the files that it was made of.
     contents: FileContents,
-    /// When the files are read next.
+    /// The time at which the files are read next.
     look_at: Instant,
 }
 
@@ -128,6 +129,7 @@ impl DurableProducer {
             self.current().context.refusal().take();
             return Ok(());
         };
+        // Only after a fatal error does another client do better.
         if client.client().fatal_error().is_none() {
             return Err(error);
         }
@@ -182,11 +184,9 @@ impl DurableProducer {
             current.look_at = now + rotation::TRIAL_TIMEOUT;
             (current.client.clone(), current.contents)
         };
-        let (brokers, properties, topic) = (
-            self.brokers.clone(),
-            self.properties.clone(),
-            topic.to_owned(),
-        );
+        let brokers = self.brokers.clone();
+        let properties = self.properties.clone();
+        let topic = topic.to_owned();
         let looking =
             tokio::task::spawn_blocking(move || changed(&brokers, &properties, contents, &topic));
         let changed = looking.await.unwrap_or(None);
@@ -331,51 +331,6 @@ async fn deliver(
     Ok(())
 }
 
-/// Returns what an operator must change when the error cannot pass by waiting; `None` when it can.
-pub(crate) fn remedy(error: &KafkaError) -> Option<&'static str> {
-    use RDKafkaErrorCode::{
-        ClusterAuthorizationFailed, InvalidMessageSize, InvalidRecord, InvalidTimestamp,
-        MessageBatchTooLarge, MessageSizeTooLarge, PolicyViolation, TopicAuthorizationFailed,
-        UnknownPartition, UnknownTopic, UnknownTopicOrPartition,
-    };
-    match error.rdkafka_error_code()? {
-        MessageSizeTooLarge | MessageBatchTooLarge | InvalidMessageSize => {
-            Some("raise the topic's max.message.bytes")
-        }
-        TopicAuthorizationFailed => Some("grant WRITE on the topic"),
-        ClusterAuthorizationFailed => {
-            Some("grant WRITE on the topic, or IDEMPOTENT_WRITE on the cluster")
-        }
-        UnknownTopic | UnknownPartition | UnknownTopicOrPartition => Some("create the topic"),
-        InvalidRecord => {
-            Some("the topic must not be compacted, because not every message has a key")
-        }
-        InvalidTimestamp => {
-            Some("raise the topic's message.timestamp.before.max.ms and .after.max.ms")
-        }
-        PolicyViolation => Some("change the policy of the brokers that forbids it"),
-        _ => None,
-    }
-}
-
-/// Whether every message of the topic gets this error.
-pub(crate) fn is_about_the_topic(error: &KafkaError) -> bool {
-    use RDKafkaErrorCode::{
-        ClusterAuthorizationFailed, TopicAuthorizationFailed, UnknownPartition, UnknownTopic,
-        UnknownTopicOrPartition,
-    };
-    matches!(
-        error.rdkafka_error_code(),
-        Some(
-            TopicAuthorizationFailed
-                | ClusterAuthorizationFailed
-                | UnknownTopic
-                | UnknownPartition
-                | UnknownTopicOrPartition
-        )
-    )
-}
-
 impl fmt::Debug for DurableProducer {
     /// Shows no property values, because they may be passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -387,7 +342,7 @@ impl fmt::Debug for DurableProducer {
 #[derive(Clone, Debug)]
 pub(crate) struct ProducerContext {
     tokens: Option<Tokens>,
-    /// Why the brokers refuse the login, since a message was last written.
+    /// The reason for which the brokers refuse the login, since a message was last written.
     refusal: Arc<Mutex<Option<String>>>,
 }
 
@@ -477,31 +432,5 @@ mod tests {
                 .as_deref(),
             Some("250")
         );
-    }
-
-    #[test]
-    fn an_error_that_waiting_does_not_end_names_what_to_change() {
-        use RDKafkaErrorCode as Code;
-        let remedy = |code| remedy(&KafkaError::MessageProduction(code));
-        for (code, named) in [
-            (Code::MessageSizeTooLarge, "max.message.bytes"),
-            (Code::TopicAuthorizationFailed, "WRITE"),
-            (Code::ClusterAuthorizationFailed, "IDEMPOTENT_WRITE"),
-            (Code::UnknownTopic, "create"),
-            (Code::InvalidRecord, "compacted"),
-        ] {
-            assert!(
-                remedy(code).is_some_and(|remedy| remedy.contains(named)),
-                "{code:?}"
-            );
-        }
-        for code in [
-            Code::MessageTimedOut,
-            Code::NotEnoughReplicas,
-            Code::QueueFull,
-            Code::Fatal,
-        ] {
-            assert_eq!(remedy(code), None, "{code:?}");
-        }
     }
 }

@@ -53,7 +53,7 @@ impl Properties {
             .extend(others.0.iter().filter(|(name, _)| take(name)).cloned());
     }
 
-    /// Those that `take`, by their name, wants.
+    /// Returns those that `take`, by their name, wants.
     pub(crate) fn only(&self, take: impl Fn(&str) -> bool) -> Self {
         let mut some = Self::default();
         some.extend(self, take);
@@ -62,13 +62,15 @@ impl Properties {
 
     /// The properties without reading a file: what a file contains is left empty.
     pub(crate) fn unread(&self) -> Vec<Property> {
-        let value = |value: &Value| match value {
-            Value::Text(text) => text.clone(),
-            Value::File(_) => String::new(),
-        };
         self.0
             .iter()
-            .map(|(name, given)| (name.clone(), value(given)))
+            .map(|(name, value)| {
+                let value = match value {
+                    Value::Text(text) => text.clone(),
+                    Value::File(_) => String::new(),
+                };
+                (name.clone(), value)
+            })
             .collect()
     }
 
@@ -77,22 +79,25 @@ impl Properties {
     /// # Errors
     /// When a file cannot be read. The text names the property and the file.
     pub(crate) fn read(&self) -> Result<Vec<Property>, SourceError> {
-        let value = |(name, value): &(String, Value)| {
-            let value = match value {
-                Value::Text(text) => text.clone(),
-                Value::File(path) => content(name, path)?,
-            };
-            Ok((name.clone(), value))
-        };
-        self.0.iter().map(value).collect()
+        self.0
+            .iter()
+            .map(|(name, value)| {
+                let value = match value {
+                    Value::Text(text) => text.clone(),
+                    Value::File(path) => content(name, path)?,
+                };
+                Ok((name.clone(), value))
+            })
+            .collect()
     }
 
-    /// Whether a file decides about any of them.
+    /// Returns whether a file decides about any of them.
     pub(crate) fn has_files(&self) -> bool {
         self.files().next().is_some()
     }
 
-    /// What is in the files now. A file that cannot be read is as good as an empty one here.
+    /// Returns what is in the files now. A file that cannot be read is as good as an empty one
+    /// here.
     pub(crate) fn contents(&self) -> FileContents {
         let mut hasher = DefaultHasher::new();
         for path in self.files() {
@@ -111,24 +116,23 @@ impl Properties {
 }
 
 fn content(name: &str, path: &Path) -> Result<String, SourceError> {
-    let failed = |why: &dyn fmt::Display| {
-        SourceError::new(format!(
-            "the property {name} cannot be read from {}: {why}",
-            path.display()
-        ))
-    };
-    let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
+    let text = std::fs::read_to_string(path).map_err(|error| unreadable(name, path, error))?;
     if text.len() > VALUE_MAX_BYTES {
-        return Err(failed(&format_args!(
-            "{} bytes are too many for a property",
-            text.len()
-        )));
+        let why = format_args!("{} bytes are too many for a property", text.len());
+        return Err(unreadable(name, path, why));
     }
     // Editors end a file with a line feed.
     Ok(text
         .strip_suffix('\n')
         .map_or(text.as_str(), |text| text.trim_end_matches('\r'))
         .to_owned())
+}
+
+fn unreadable(name: &str, path: &Path, why: impl fmt::Display) -> SourceError {
+    SourceError::new(format!(
+        "the property {name} cannot be read from {}: {why}",
+        path.display()
+    ))
 }
 
 impl From<Vec<Property>> for Properties {
@@ -150,7 +154,8 @@ mod tests {
     fn what_is_in_a_file_is_read_again_and_a_change_is_seen() {
         let dir = std::env::temp_dir().join(format!("oncegate-properties-{}", fastrand::u64(..)));
         std::fs::create_dir(&dir).unwrap();
-        let (password, authority) = (dir.join("password"), dir.join("ca.pem"));
+        let password = dir.join("password");
+        let authority = dir.join("ca.pem");
         std::fs::write(&password, "one\n").unwrap();
         let mut properties = Properties::default();
         properties.set("sasl.password", "none");

@@ -27,7 +27,7 @@ pub(crate) const TRIAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Watches the files of one client, on its poll thread.
 pub(crate) struct Rotation {
     settings: Settings,
-    /// What the client was made of.
+    /// The contents of the files that the client was made of.
     current: FileContents,
     look_at: Instant,
     trial: Option<JoinHandle<Result<(), SourceError>>>,
@@ -44,8 +44,8 @@ impl Rotation {
         }
     }
 
-    /// Whether a refused login may be accepted later, because the files may change, or the next
-    /// token may come.
+    /// Returns whether a refused login may be accepted later, because the files may change, or the
+    /// next token may come.
     pub(crate) fn may_come(&self) -> bool {
         self.settings.properties.has_files() || tokens::are_used(&self.settings.properties.unread())
     }
@@ -53,8 +53,10 @@ impl Rotation {
     /// Returns the reason if the client should be replaced; never waits for the brokers.
     pub(crate) fn look(&mut self) -> Option<Trouble> {
         if let Some(trial) = self.trial.take_if(|trial| trial.is_finished()) {
-            let refused = |_| Err(SourceError::new("the client that tried them has panicked"));
-            match trial.join().unwrap_or_else(refused) {
+            let tried = trial.join().unwrap_or_else(|_| {
+                Err(SourceError::new("the client that tried them has panicked"))
+            });
+            match tried {
                 Ok(()) => return Some(Trouble::Outdated),
                 Err(error) => {
                     self.look_at = Instant::now() + TRY_AGAIN;
@@ -95,7 +97,7 @@ impl Drop for Rotation {
     }
 }
 
-/// Whether the brokers answer a client with what is in the files now.
+/// Checks that the brokers answer a client with what is in the files now.
 fn try_out(settings: &Settings) -> Result<(), SourceError> {
     let (config, _) = settings.config()?;
     let topic = settings
@@ -106,9 +108,11 @@ fn try_out(settings: &Settings) -> Result<(), SourceError> {
     answers(config, topic)
 }
 
-/// Whether the brokers answer a client with these settings.
+/// Checks that the brokers answer a client with these settings.
 pub(crate) fn answers(config: rdkafka::ClientConfig, topic: &str) -> Result<(), SourceError> {
     let client = inquiry::client(config)?;
-    let failed = |error| SourceError::caused("no Kafka broker answers the changed login", error);
-    inquiry::metadata(&client, topic, TRIAL_TIMEOUT, failed).map(drop)
+    inquiry::metadata(&client, topic, TRIAL_TIMEOUT, |error| {
+        SourceError::caused("no Kafka broker answers the changed login", error)
+    })
+    .map(drop)
 }

@@ -14,14 +14,14 @@ use super::properties::{FileContents, Properties};
 use super::tokens;
 use oncegate_runtime::source::SourceError;
 
-/// Where a group without committed offsets begins.
+/// The position at which a group without committed offsets begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     Beginning,
     End,
 }
 
-/// What a source was told: the settings of a member of a group.
+/// The settings of a member of a group, as its source was given them.
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) brokers: String,
@@ -37,7 +37,7 @@ pub(crate) struct Settings {
     pub(crate) buffered_bytes: usize,
     pub(crate) unfinished_messages: usize,
     pub(crate) routes: Routes,
-    /// Whether the position is kept when a topic's id changes.
+    /// `true` if the position is kept when a topic's id changes.
     pub(crate) keeps_positions: bool,
 }
 
@@ -218,9 +218,10 @@ pub(crate) fn client(brokers: &str, properties: &[Property]) -> Result<ClientCon
         ));
     }
     check_brokers(brokers)?;
-    let uncommitted =
-        |(name, value): &&Property| name == "isolation.level" && value != "read_committed";
-    if properties.iter().find(uncommitted).is_some() {
+    let is_uncommitted = properties
+        .iter()
+        .any(|(name, value)| name == "isolation.level" && value != "read_committed");
+    if is_uncommitted {
         return Err(SourceError::new(
             "the property isolation.level must stay read_committed: aborted messages must not be handled",
         ));
@@ -274,39 +275,39 @@ fn check_security(properties: &[Property]) -> Result<(), SourceError> {
     tokens::check(properties)
 }
 
-/// Whether a password or token would be sent to another machine in plain text.
+/// Returns whether a password or token would be sent to another machine in plain text.
 pub(crate) fn shows_login(brokers: &str, properties: &[Property]) -> bool {
-    let last = |names: &[&str]| {
-        properties
-            .iter()
-            .rev()
-            .find(|(name, _)| names.contains(&name.as_str()))
-    };
-    let is = |names: &[&str], values: &[&str]| {
-        last(names)
-            .is_some_and(|(_, given)| values.iter().any(|value| given.eq_ignore_ascii_case(value)))
-    };
-    let is_here = |broker: &str| {
-        let address = broker
-            .rsplit_once("://")
-            .map_or(broker, |(_, address)| address)
-            .trim();
-        let host = address
-            .rsplit_once(':')
-            .map_or(address, |(host, _)| host)
-            .trim_matches(['[', ']']);
-        host == "localhost"
-            || host
-                .parse::<std::net::IpAddr>()
-                .is_ok_and(|ip| ip.is_loopback())
-    };
     // SCRAM proves that the client knows the password, and does not send it.
-    is(&["security.protocol"], &["SASL_PLAINTEXT"])
-        && is(
+    is_set(properties, &["security.protocol"], &["SASL_PLAINTEXT"])
+        && is_set(
+            properties,
             &["sasl.mechanism", "sasl.mechanisms"],
             &["PLAIN", "OAUTHBEARER"],
         )
         && !brokers.split(',').all(is_here)
+}
+
+/// Returns whether the last property with one of these names has one of these values.
+fn is_set(properties: &[Property], names: &[&str], values: &[&str]) -> bool {
+    properties
+        .iter()
+        .rev()
+        .find(|(name, _)| names.contains(&name.as_str()))
+        .is_some_and(|(_, given)| values.iter().any(|value| given.eq_ignore_ascii_case(value)))
+}
+
+/// Returns whether the broker runs on this machine, by its address.
+fn is_here(broker: &str) -> bool {
+    let address = broker
+        .rsplit_once("://")
+        .map_or(broker, |(_, address)| address)
+        .trim();
+    tokens::is_this_machine(
+        address
+            .rsplit_once(':')
+            .map_or(address, |(host, _)| host)
+            .trim_matches(['[', ']']),
+    )
 }
 
 /// Returns an error for a property that only oncegate may set.
@@ -328,8 +329,7 @@ pub(crate) fn check_topic(topic: &str) -> Result<(), SourceError> {
 
 /// Checks that Kafka accepts `name` for a topic or a static member.
 pub(crate) fn check_name(what: &str, name: &str) -> Result<(), SourceError> {
-    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    if name.is_empty() || name.len() > NAME_MAX_BYTES || !name.bytes().all(legal) {
+    if name.is_empty() || name.len() > NAME_MAX_BYTES || !name.bytes().all(is_legal) {
         return Err(SourceError::new(format!(
             "{name:?} is no {what}: 1 to {NAME_MAX_BYTES} letters, digits, dots, underscores or dashes"
         )));
@@ -337,7 +337,12 @@ pub(crate) fn check_name(what: &str, name: &str) -> Result<(), SourceError> {
     Ok(())
 }
 
-/// Whether the group uses the new protocol (KIP-848), in which the broker assigns partitions.
+fn is_legal(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"._-".contains(&byte)
+}
+
+/// Returns whether the group uses the new protocol (KIP-848), in which the broker assigns
+/// partitions.
 pub(crate) fn new_protocol(config: &ClientConfig) -> bool {
     config
         .get("group.protocol")
@@ -393,163 +398,5 @@ pub(crate) fn unusable(error: KafkaError) -> SourceError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::consume::source::KafkaSource;
-
-    fn property(name: &str, value: &str) -> Property {
-        (name.to_owned(), value.to_owned())
-    }
-
-    fn refusal(properties: &[Property]) -> String {
-        consumer("b:1", "g", properties)
-            .expect_err("refused")
-            .to_string()
-    }
-
-    #[test]
-    fn what_would_break_the_promise_is_refused_by_name() {
-        for (name, _) in REFUSED {
-            assert!(refusal(&[property(name, "true")]).contains(name), "{name}");
-        }
-        assert!(
-            refusal(&[property("isolation.level", "read_uncommitted")]).contains("isolation.level")
-        );
-    }
-
-    #[test]
-    fn properties_are_known_before_the_start() {
-        let checked = |name: &str, value: &str| {
-            KafkaSource::new("127.0.0.1:1", "group", ["orders"])
-                .property(name, value)
-                .check()
-        };
-        for (name, value, says) in [
-            (
-                "sasl.jaas.config",
-                "required password=\"hush\"",
-                "sasl.username",
-            ),
-            (
-                "ssl.truststore.location",
-                "/etc/kafka.jks",
-                "ssl.ca.location",
-            ),
-            ("max.poll.records", "500", "in_flight"),
-            ("key.deserializer", "org.Any", "bytes"),
-            ("session.timeout", "6", "No such configuration property"),
-            ("session.timeout.ms", "soon", "session.timeout.ms"),
-            ("compression.type", "gzip", "no effect"),
-        ] {
-            let error = checked(name, value).unwrap_err().to_string();
-            assert!(
-                error.contains(name) && error.contains(says) && !error.contains("hush"),
-                "{error}"
-            );
-        }
-        checked("session.timeout.ms", "6000").expect("it is known");
-    }
-
-    #[test]
-    fn the_promise_is_set_whatever_else_is() {
-        let config = consumer("b:1", "g", &[property("queued.min.messages", "1")]).expect("fine");
-        for (name, value) in [
-            ("enable.auto.commit", "false"),
-            ("enable.auto.offset.store", "false"),
-            ("auto.offset.reset", "earliest"),
-            ("isolation.level", "read_committed"),
-            ("partition.assignment.strategy", "cooperative-sticky"),
-            ("queued.min.messages", "1"),
-            ("reconnect.backoff.max.ms", "1000"),
-        ] {
-            assert_eq!(config.get(name), Some(value), "{name}");
-        }
-    }
-
-    #[test]
-    fn a_login_in_an_address_is_refused_and_not_repeated() {
-        for brokers in [
-            "billing:hush@b:9092",
-            "b:9092,SASL_SSL://billing:hush@b:9092",
-        ] {
-            let error = consumer(brokers, "g", &[])
-                .expect_err("refused")
-                .to_string();
-            assert!(
-                error.contains("sasl.username") && !error.contains("hush"),
-                "{error}"
-            );
-        }
-    }
-
-    #[test]
-    fn the_new_group_protocol_gets_no_client_side_assignor() {
-        let config = consumer("b:1", "g", &[property("group.protocol", "consumer")]);
-        let config = config.expect("fine");
-        assert_eq!(config.get("partition.assignment.strategy"), None);
-    }
-
-    #[test]
-    fn a_password_in_plain_text_to_another_machine_is_noticed() {
-        let shows = |brokers: &str, protocol: &str, mechanism: &str| {
-            let given = [
-                property("security.protocol", protocol),
-                property("sasl.mechanism", mechanism),
-            ];
-            shows_login(brokers, &given)
-        };
-        assert!(shows("b:9092", "SASL_PLAINTEXT", "PLAIN"));
-        assert!(shows(
-            "127.0.0.1:9092,b:9092",
-            "sasl_plaintext",
-            "oauthbearer"
-        ));
-        for (brokers, protocol, mechanism) in [
-            (
-                "127.0.0.1:9092, [::1]:9092,localhost",
-                "SASL_PLAINTEXT",
-                "PLAIN",
-            ),
-            ("b:9092", "SASL_SSL", "PLAIN"),
-            ("b:9092", "SASL_PLAINTEXT", "SCRAM-SHA-256"),
-        ] {
-            assert!(
-                !shows(brokers, protocol, mechanism),
-                "{brokers} {protocol} {mechanism}"
-            );
-        }
-    }
-
-    #[test]
-    fn what_this_build_cannot_do_is_refused() {
-        let mechanism = |value: &str| refusal(&[property("sasl.mechanism", value)]);
-        assert!(mechanism("GSSAPI").contains("sasl.mechanism is gssapi"));
-        let from_a_file = property("sasl.mechanism", "");
-        assert!(consumer("b:1", "g", &[from_a_file]).is_ok());
-        if !cfg!(feature = "tls") {
-            assert!(refusal(&[property("security.protocol", "SSL")]).contains("kafka-tls"));
-        }
-    }
-
-    // invariant: consumption-without-commits
-    #[test]
-    fn times_at_their_limits_are_refused_by_name() {
-        let source = || KafkaSource::new("127.0.0.1:1", "group", ["orders"]);
-        assert!(source().check().is_ok());
-        for interval in [Duration::ZERO, Duration::MAX] {
-            let error = source().commit_interval(interval).check().unwrap_err();
-            assert!(error.to_string().contains("commit_interval"), "{error}");
-        }
-        let error = source().open_timeout(Duration::MAX).check().unwrap_err();
-        assert!(error.to_string().contains("open_timeout"), "{error}");
-        assert!(source().drain_timeout(Duration::MAX).check().is_err());
-    }
-
-    #[test]
-    fn topics_are_names_not_patterns() {
-        for topic in ["", "^orders.*", "a b", "a\0b", "ö"] {
-            assert!(check_topic(topic).is_err(), "{topic:?}");
-        }
-        assert!(check_topic("orders.v1_x-y").is_ok());
-    }
-}
+#[path = "settings_tests.rs"]
+mod tests;

@@ -86,12 +86,12 @@ pub(crate) fn each_report(
     (!statistics.brokers.is_empty()).then_some(connected)
 }
 
-/// What the statistics say about the client as a whole.
+/// The facts about the client as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
-    /// How many responses it has received from its brokers, closed connections included.
+    /// The number of responses that it has received from its brokers, closed connections included.
     pub(crate) responses: Option<u64>,
-    /// Whether it is a member of its group, and no rebalance is under way.
+    /// `true` while it is a member of its group and no rebalance is under way.
     pub(crate) is_settled: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Why a client has failed, and what to do about it.
+//! The reasons for which a client has failed, and what to do about them.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 /// The label of a client that does not begin to read a partition.
 const UNREAD: &str = "unread";
 
-/// Why a client cannot continue.
+/// The reason for which a client cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// This client can never be a member again; a new client can.
+    /// The client can never be a member again; a new client can.
     Dropped {
         /// The label of the event.
         cause: &'static str,
@@ -35,33 +35,31 @@ impl Trouble {
             FencedInstanceId, GroupMaxSizeReached, InconsistentGroupProtocol, InvalidGroupId,
             UnreleasedInstanceId, UnsupportedAssignor, UnsupportedFeature, UnsupportedVersion,
         };
-        let permanent = |change: &str| Self::Hopeless(format!("{reason} ({code}): {change}"));
-        match code {
+        let change = match code {
             // A member that joins with a static id removes the one that had it. If we joined again,
             // we would remove that member, and so on.
-            FencedInstanceId => permanent(
-                "another member has taken our static_member id; give each process its own",
-            ),
-            UnreleasedInstanceId => Self::Held(format!("{reason} ({code})")),
-            GroupMaxSizeReached => {
-                permanent("the group is full; see group.max.size of the brokers")
+            FencedInstanceId => {
+                "another member has taken our static_member id; give each process its own"
             }
-            InconsistentGroupProtocol => permanent(
-                "members of one group need one group.protocol and partition.assignment.strategy",
-            ),
-            InvalidGroupId => permanent("the broker does not accept the name of the group"),
-            UnsupportedAssignor => {
-                permanent("the brokers do not know the property group.remote.assignor")
+            UnreleasedInstanceId => return Self::Held(format!("{reason} ({code})")),
+            GroupMaxSizeReached => "the group is full; see group.max.size of the brokers",
+            InconsistentGroupProtocol => {
+                "members of one group need one group.protocol and partition.assignment.strategy"
             }
+            InvalidGroupId => "the broker does not accept the name of the group",
+            UnsupportedAssignor => "the brokers do not know the property group.remote.assignor",
             UnsupportedFeature | UnsupportedVersion => {
-                permanent("the brokers are too old for the property group.protocol")
+                "the brokers are too old for the property group.protocol"
             }
-            code if Self::forbidden(code) => permanent("check the credentials and the ACLs"),
-            _ => Self::Dropped {
-                cause: "dropped",
-                why: format!("{reason} ({code})"),
-            },
-        }
+            code if Self::forbidden(code) => "check the credentials and the ACLs",
+            _ => {
+                return Self::Dropped {
+                    cause: "dropped",
+                    why: format!("{reason} ({code})"),
+                };
+            }
+        };
+        Self::Hopeless(format!("{reason} ({code}): {change}"))
     }
 
     /// The poll thread did not poll for longer than `max.poll.interval.ms`.
@@ -101,7 +99,7 @@ impl Trouble {
         matches!(self, Self::Dropped { cause: UNREAD, .. })
     }
 
-    /// Whether the broker rejects our credentials.
+    /// Returns whether the broker rejects our credentials.
     pub(crate) fn is_about_login(code: RDKafkaErrorCode) -> bool {
         matches!(
             code,
@@ -109,7 +107,7 @@ impl Trouble {
         )
     }
 
-    /// Whether the broker rejects our credentials or rights.
+    /// Returns whether the broker rejects our credentials or rights.
     pub(crate) fn forbidden(code: RDKafkaErrorCode) -> bool {
         use RDKafkaErrorCode::{
             Authentication, ClusterAuthorizationFailed, GroupAuthorizationFailed,
@@ -127,7 +125,7 @@ impl Trouble {
     }
 }
 
-/// Whether the brokers answer with an error that a retry would not change.
+/// Returns whether the brokers answer with an error that a retry would not change.
 pub(crate) fn is_refusal(error: &KafkaError) -> bool {
     matches!(
         error,
@@ -165,7 +163,7 @@ pub(crate) const OFFSET: &str = "offset";
 /// The name of the operation that fails while the client does not begin to read a partition.
 pub(crate) const READ: &str = "read";
 
-/// What a member asks its group for, in properties of librdkafka.
+/// The terms on which a member joins its group, in properties of librdkafka.
 #[derive(Clone, Debug)]
 pub(crate) struct JoinTerms {
     group: String,
@@ -227,15 +225,15 @@ pub(crate) const LOGIN: &str = "login";
 /// the last one is valid, there are connections without another.
 pub(crate) const TOKEN: &str = "token";
 
-/// How librdkafka begins the text of the error when it gets no token.
+/// The beginning of librdkafka's error text when it gets no token.
 const NO_TOKEN: &str = "Failed to acquire SASL OAUTHBEARER token: ";
 
 /// A login that has failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LoginFailure {
-    /// Why, with the properties that decide it.
+    /// The reason, with the properties that decide it.
     pub(crate) text: String,
-    /// Whether there is no token; otherwise the brokers refuse the login.
+    /// `true` if there is no token; otherwise the brokers refuse the login.
     pub(crate) is_token: bool,
 }
 
@@ -250,9 +248,9 @@ impl LoginFailure {
     }
 }
 
-/// Why the brokers refuse the connection, or why there is no token for it, with the properties that
-/// decide it and the words of the brokers or of the TLS library. `None` when the error means
-/// something else.
+/// Returns why the brokers refuse the connection, or why there is no token for it, with the
+/// properties that decide it and the words of the brokers or of the TLS library. `None` when the
+/// error means something else.
 pub(crate) fn login_refusal(error: &KafkaError, reason: &str, with_tokens: bool) -> Option<String> {
     if let Some(why) = reason.strip_prefix(NO_TOKEN) {
         return Some(format!("no token for the login to the brokers: {why}"));
@@ -275,7 +273,7 @@ pub(crate) fn login_refusal(error: &KafkaError, reason: &str, with_tokens: bool)
     Some(refused.told(reason))
 }
 
-/// What is refused when a client connects.
+/// The part of a login that is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RefusedLogin {
     /// The client's certificate, by the brokers.
@@ -316,8 +314,9 @@ impl RefusedLogin {
     }
 }
 
-/// Whether a connection ended with an alert of the brokers about the client's certificate. In TLS
-/// 1.3 it comes after the handshake, so the client library takes it for an error of the network.
+/// Returns whether a connection ended with an alert of the brokers about the client's certificate.
+/// In TLS 1.3 it comes after the handshake, so the client library takes it for an error of the
+/// network.
 fn refuses_certificate(reason: &str) -> bool {
     reason.contains(" alert ") && (reason.contains("certificate") || reason.contains("unknown ca"))
 }

@@ -34,7 +34,7 @@ pub struct KafkaRetries {
     main: KafkaSource,
     tiers: Vec<RetryTier>,
     queue: Arc<RetryTopics>,
-    /// Which receive is polled first; all take turns.
+    /// The index of the receive that is polled first; all take turns.
     turn: AtomicUsize,
 }
 
@@ -87,9 +87,6 @@ impl KafkaSource {
             .map(|(wait, topic)| (wait, topic.into()))
             .collect();
         topics.sort_unstable();
-        let tier = |(wait, topic): &(Duration, String)| {
-            RetryTier::new(topic.clone(), self.sister(topic), *wait)
-        };
         let (brokers, properties) = self.connection();
         let queue = RetryTopics {
             brokers: brokers.to_owned(),
@@ -98,7 +95,10 @@ impl KafkaSource {
             tiers: topics.clone(),
             producer: Mutex::default(),
         };
-        let tiers = topics.iter().map(tier).collect();
+        let tiers = topics
+            .iter()
+            .map(|(wait, topic)| RetryTier::new(topic.clone(), self.sister(topic), *wait))
+            .collect();
         KafkaRetries {
             main: self,
             tiers,
@@ -272,11 +272,10 @@ impl RetryTopics {
 #[async_trait]
 impl RetryQueue for RetryTopics {
     fn wait(&self, wait: Duration) -> Option<Duration> {
-        let fits = |(of_tier, _): &&(Duration, String)| *of_tier >= wait;
         let tier = self
             .tiers
             .iter()
-            .find(fits)
+            .find(|(of_tier, _)| *of_tier >= wait)
             .filter(|_| wait > self.beyond)?;
         Some(tier.0)
     }

@@ -10,7 +10,7 @@ use crate::produce::dead_letters;
 use oncegate_runtime::dead_letters::{millis_since_1970, time_of};
 use oncegate_runtime::message::{Message, Origin};
 
-/// When the message is due, in milliseconds since 1970.
+/// The header with the time at which the message is due, in milliseconds since 1970.
 pub(crate) const DUE_HEADER: &str = "oncegate-due";
 const TOPIC_HEADER: &str = "oncegate-origin-topic";
 const PARTITION_HEADER: &str = "oncegate-origin-partition";
@@ -71,8 +71,12 @@ pub(crate) fn restore(message: &mut Message) -> Option<SystemTime> {
     if let Some(first) = number(message, FIRST_FAILED_HEADER).and_then(time_of) {
         restored = restored.with_first_failed_at(first);
     }
-    let is_own = |header: &&oncegate_runtime::message::Header| !header.name.starts_with(PREFIX);
-    let headers = message.headers().iter().filter(is_own).cloned().collect();
+    let headers = message
+        .headers()
+        .iter()
+        .filter(|header| !header.name.starts_with(PREFIX))
+        .cloned()
+        .collect();
     *message = restored.with_headers(headers);
     Some(due)
 }

@@ -1,4 +1,4 @@
-//! One retry topic: messages wait here until they are due.
+//! A retry topic: messages wait here until they are due.
 
 // invariant (all tests): retry-topic
 
@@ -82,7 +82,8 @@ impl WaitingMessages {
     /// Adds messages that have just been received. None waits for longer than `wait_max`: the clock
     /// of the process that wrote its header may be wrong.
     fn add(&mut self, fetched: Vec<Fetched>, wait_max: Duration) {
-        let (now, time) = (Instant::now(), SystemTime::now());
+        let now = Instant::now();
+        let time = SystemTime::now();
         for mut fetched in fetched {
             let due = super::retry_headers::restore(&mut fetched.message);
             let wait = due
@@ -99,7 +100,8 @@ impl WaitingMessages {
     fn take_due(&mut self, most: usize) -> Vec<Delivery> {
         self.by_due
             .retain(|_, fetched| !fetched.assignment.is_revoked());
-        let (now, mut due) = (Instant::now(), Vec::new());
+        let now = Instant::now();
+        let mut due = Vec::new();
         while due.len() < most
             && let Some(first) = self.by_due.first_entry()
             && first.key().0 <= now

@@ -3,14 +3,10 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use async_trait::async_trait;
 use tokio::sync::oneshot;
 
-use super::ack_handle;
-use super::status;
-use crate::ask::annotations;
 use crate::ask::rights;
 use crate::ask::topics;
 use crate::client::convert::Routes;
@@ -21,12 +17,10 @@ use crate::client::properties::Properties;
 use crate::client::settings::{self, Settings, Start};
 use crate::group::buffer::{Buffer, End, Fetched};
 use crate::group::member::Member;
-use crate::group::membership;
 use crate::partitions::fetch_limits::Totals;
 use crate::produce::dead_letters::KafkaDeadLetters;
-use oncegate_runtime::health::SourceStatus;
 use oncegate_runtime::observe::Observer;
-use oncegate_runtime::source::{CommitAnnotation, Delivery, Source, SourceError};
+use oncegate_runtime::source::{CommitAnnotation, SourceError};
 
 /// A source that consumes topics of a Kafka cluster as a member of a consumer group.
 ///
@@ -46,17 +40,17 @@ use oncegate_runtime::source::{CommitAnnotation, Delivery, Source, SourceError};
 pub struct KafkaSource {
     pub(crate) settings: Settings,
     /// The metadata to store with each commit.
-    annotation: Mutex<Option<CommitAnnotation>>,
-    running: Mutex<Option<RunningMember>>,
-    member: Mutex<Option<Arc<Member>>>,
-    /// What the source and its retry topics have received and not finished.
-    totals: Arc<Totals>,
+    pub(super) annotation: Mutex<Option<CommitAnnotation>>,
+    pub(super) running: Mutex<Option<RunningMember>>,
+    pub(super) member: Mutex<Option<Arc<Member>>>,
+    /// The messages that the source and its retry topics have received and not finished.
+    pub(super) totals: Arc<Totals>,
 }
 
 /// The ends of the member's thread that `close` waits for.
-struct RunningMember {
-    left: oneshot::Receiver<Result<(), String>>,
-    gone: oneshot::Receiver<()>,
+pub(super) struct RunningMember {
+    pub(super) left: oneshot::Receiver<Result<(), String>>,
+    pub(super) gone: oneshot::Receiver<()>,
 }
 
 /// Time limit of the commit in a revoke. A quarter of `max.poll.interval.ms` applies if that is
@@ -70,7 +64,8 @@ impl KafkaSource {
     /// Creates a member of `group` that consumes `topics` from the cluster at `brokers`
     /// (`"host:port,host:port"`).
     ///
-    /// It does not connect and checks nothing before [`open`](Source::open).
+    /// It does not connect and checks nothing before
+    /// [`open`](oncegate_runtime::source::Source::open).
     pub fn new(
         brokers: impl Into<String>,
         group: impl Into<String>,
@@ -96,12 +91,11 @@ impl KafkaSource {
     }
 
     fn with(settings: Settings, totals: Arc<Totals>) -> Self {
-        let (annotation, running, member) = (Mutex::default(), Mutex::default(), Mutex::default());
         Self {
             settings,
-            annotation,
-            running,
-            member,
+            annotation: Mutex::default(),
+            running: Mutex::default(),
+            member: Mutex::default(),
             totals,
         }
     }
@@ -248,8 +242,8 @@ impl KafkaSource {
         self
     }
 
-    /// Whether a password or token would be sent to another machine in plain text; opening warns
-    /// about it.
+    /// Returns whether a password or token would be sent to another machine in plain text; opening
+    /// warns about it.
     pub fn shows_login(&self) -> bool {
         settings::shows_login(&self.settings.brokers, &self.settings.properties.unread())
     }
@@ -258,19 +252,21 @@ impl KafkaSource {
     /// oncegate's guarantees.
     ///
     /// # Errors
-    /// Names the first wrong setting. [`open`](Source::open) returns the same error.
+    /// Names the first wrong setting. [`open`](oncegate_runtime::source::Source::open) returns the
+    /// same error.
     pub fn check(&self) -> Result<(), SourceError> {
         self.settings.check()
     }
 
-    /// Checks that the topics exist and that this user may consume them, as [`open`](Source::open)
-    /// does, without joining the group.
+    /// Checks that the topics exist and that this user may consume them, as
+    /// [`open`](oncegate_runtime::source::Source::open) does, without joining the group.
     ///
     /// # Errors
     /// When a setting is wrong, a topic does not exist, a right is missing, or no broker answers.
     /// The text about a missing right has the command that grants it.
     pub async fn check_topics(&self) -> Result<(), SourceError> {
-        let ((config, _), settings) = (self.settings.config()?, self.settings.clone());
+        let (config, _) = self.settings.config()?;
+        let settings = self.settings.clone();
         let asking = tokio::task::spawn_blocking(move || {
             let client = inquiry::offsets_client(config)?;
             settings.check_cluster(&client)
@@ -297,7 +293,8 @@ impl KafkaSource {
         settings.group = format!("{}.{topic}", settings.group);
         settings.topics = vec![topic.to_owned()];
         settings.start = Start::Beginning;
-        (settings.buffered_messages, settings.buffered_bytes) = (BUFFERED_MESSAGES, BUFFERED_BYTES);
+        settings.buffered_messages = BUFFERED_MESSAGES;
+        settings.buffered_bytes = BUFFERED_BYTES;
         let small = [
             ("queued.min.messages", "256"),
             ("queued.max.messages.kbytes", "1024"),
@@ -333,12 +330,12 @@ impl KafkaSource {
         }
     }
 
-    /// Whether the source has been opened.
+    /// Returns whether the source has been opened.
     pub(crate) fn is_open(&self) -> bool {
         self.member().is_ok()
     }
 
-    fn member(&self) -> Result<Arc<Member>, SourceError> {
+    pub(super) fn member(&self) -> Result<Arc<Member>, SourceError> {
         let member = self.member.lock().unwrap_or_else(PoisonError::into_inner);
         member
             .clone()
@@ -389,139 +386,6 @@ impl Settings {
     }
 }
 
-#[async_trait]
-impl Source for KafkaSource {
-    async fn commit_annotations(&self) -> Result<Vec<String>, SourceError> {
-        let ((config, _), settings) = (self.settings.config()?, self.settings.clone());
-        let read = tokio::task::spawn_blocking(move || {
-            annotations::read(&config, &settings.topics, settings.open_timeout)
-        });
-        read.await.map_err(|panic| {
-            SourceError::caused("the committed offsets could not be read", panic)
-        })?
-    }
-
-    fn annotate_commits(&self, annotation: CommitAnnotation) {
-        *self
-            .annotation
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(annotation);
-    }
-
-    async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
-        let made = self.settings.config()?;
-        if self.is_open() {
-            return Err(SourceError::new(
-                "the Kafka source is already open; create a second source for a second member",
-            ));
-        }
-        if self.shows_login() {
-            tracing::warn!(
-                "the login to Kafka is sent to another machine in plain text: set security.protocol to SASL_SSL"
-            );
-        }
-        let annotation = self
-            .annotation
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let member = Arc::new(self.settings.member(
-            Arc::clone(&self.totals),
-            observer,
-            annotation,
-        )?);
-        let (opened, opening) = oneshot::channel();
-        let (left, leaving) = oneshot::channel();
-        let (gone, going) = oneshot::channel();
-        let (settings, shared) = (self.settings.clone(), Arc::clone(&member));
-        let body = move || {
-            membership::run(&settings, made, &shared, opened, left);
-            let _ = gone.send(());
-        };
-        let thread = std::thread::Builder::new().name("oncegate-poll".to_owned());
-        thread.spawn(body).map_err(|error| {
-            SourceError::caused("cannot start the thread of the Kafka consumer", error)
-        })?;
-        let opening = opening.await;
-        opening
-            .unwrap_or_else(|_| Err(SourceError::new("the Kafka consumer ended while opening")))?;
-        *self.member.lock().unwrap_or_else(PoisonError::into_inner) = Some(member);
-        *self.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(RunningMember {
-            left: leaving,
-            gone: going,
-        });
-        Ok(())
-    }
-
-    async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
-        let fetched = self.fetch(most).await?;
-        Ok(fetched.map(|fetched| fetched.into_iter().map(ack_handle::delivery).collect()))
-    }
-
-    fn status(&self) -> SourceStatus {
-        let status = self
-            .member()
-            .map(|member| status::of(&member))
-            .unwrap_or_default();
-        SourceStatus {
-            group: Some(self.settings.group.clone()),
-            ..status
-        }
-    }
-
-    async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
-        let Some(running) = self
-            .running
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-        else {
-            return Ok(());
-        };
-        let member = self.member()?;
-        let by = Instant::now() + deadline;
-        member.buffer.end(End::Closed);
-        member.leave(by);
-        let left = tokio::time::timeout_at(by.into(), running.left).await;
-        let left = left.unwrap_or_else(|_| {
-            Ok(Err(
-                "the handlers and the last commit did not finish in time".to_owned(),
-            ))
-        });
-        let left = left.unwrap_or_else(|_| Err("the poll thread has ended".to_owned()));
-        // Dropping a consumer may hang forever inside the client; everything that matters is done
-        // by then.
-        if left.is_ok()
-            && tokio::time::timeout_at(by.into(), running.gone)
-                .await
-                .is_err()
-        {
-            tracing::warn!(
-                "the Kafka client is still closing its connections; not waiting for it any longer"
-            );
-        }
-        left.map_err(|why| {
-            SourceError::new(format!(
-                "the last offsets may not be committed, and their messages will be delivered again: {why}"
-            ))
-        })
-    }
-}
-
-impl Drop for KafkaSource {
-    /// Leaves the group as `close` does, without waiting for the end.
-    fn drop(&mut self) {
-        if let Some(member) = self
-            .member
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-        {
-            member.leave(Instant::now() + member.drain_timeout + member.commit_patience);
-        }
-    }
-}
-
 impl fmt::Debug for KafkaSource {
     /// Shows no property values, because they may be passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -533,3 +397,7 @@ impl fmt::Debug for KafkaSource {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+#[path = "source_tests.rs"]
+mod tests;

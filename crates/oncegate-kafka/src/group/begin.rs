@@ -57,14 +57,14 @@ const ASK_AGAIN_WITHHELD: Duration = Duration::from_secs(1);
 /// The time for the topics of one round. Commits wait for it.
 const ROUND_MAX: Duration = Duration::from_secs(4);
 
-/// How long to wait for the owner of the first partition. After that, the owner is taken for a
+/// The time to wait for the owner of the first partition. After that, the owner is taken for a
 /// program without this rule, and each member decides for itself.
 const FIRST_OWNER_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Decides where partitions begin, on the commit thread, which may wait for the broker.
 #[derive(Debug, Default)]
 pub(crate) struct Beginnings {
-    /// Since when we have waited for another member to commit the ends.
+    /// The time since which we have waited for another member to commit the ends.
     waiting_since: Option<Instant>,
     committed: Inquirer,
     /// The topic that was asked about last: the next round begins after it.
@@ -176,9 +176,10 @@ impl Beginnings {
         if !consumer.context().begins_at_end() {
             return begin_first(consumer, topic, &ours);
         }
-        let metadata = consumer.fetch_metadata(Some(topic), ANSWER_TIMEOUT);
-        let unreachable = |error| topics::unreachable(CLUSTER, ANSWER_TIMEOUT, error);
-        let all = topics::described(&metadata.map_err(unreachable)?, CLUSTER, topic)?;
+        let metadata = consumer
+            .fetch_metadata(Some(topic), ANSWER_TIMEOUT)
+            .map_err(|error| topics::unreachable(CLUSTER, ANSWER_TIMEOUT, error))?;
+        let all = topics::described(&metadata, CLUSTER, topic)?;
         let ends = offsets(consumer, topic, &all, Offset::End)?;
         // This must follow the request for the ends; see the module's documentation.
         let known = self.ask(consumer, topic, &all)?;

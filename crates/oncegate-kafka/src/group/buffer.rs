@@ -32,12 +32,12 @@ pub(crate) struct Buffer {
 struct FetchedQueue {
     fetched: VecDeque<Fetched>,
     bytes: usize,
-    /// Whether the poll thread waits for room.
+    /// `true` while the poll thread waits for room.
     awaited: bool,
     end: Option<End>,
 }
 
-/// Why no more messages arrive.
+/// The reason for which no more messages arrive.
 #[derive(Clone, Debug)]
 pub(crate) enum End {
     Closed,
@@ -95,10 +95,8 @@ impl Buffer {
         let count = queue.fetched.len().min(most.max(1));
         let taken: Vec<_> = queue.fetched.drain(..count).collect();
         queue.bytes -= taken.iter().map(|fetched| fetched.bytes).sum::<usize>();
-        let (rest, wake) = (
-            !queue.fetched.is_empty(),
-            queue.awaited && self.is_half_empty(&queue),
-        );
+        let rest = !queue.fetched.is_empty();
+        let wake = queue.awaited && self.is_half_empty(&queue);
         drop(queue);
         if rest {
             self.filled.wake();
@@ -122,14 +120,14 @@ impl Buffer {
         self.full(&self.queue())
     }
 
-    /// Whether there is enough room to resume after a pause: half the buffer, so that it is not
-    /// full again at once.
+    /// Returns whether there is enough room to resume after a pause: half the buffer, so that it is
+    /// not full again at once.
     pub(crate) fn has_ample_room(&self) -> bool {
         self.is_half_empty(&self.queue())
     }
 
-    /// Waits for ample room; after `patience`, any room is enough. `false` when there is none at
-    /// all.
+    /// Waits for ample room; after `patience`, any room is enough. Returns `false` when there is
+    /// none at all.
     pub(crate) fn wait_for_room(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let mut queue = self.queue();
@@ -236,7 +234,8 @@ mod tests {
 
     #[tokio::test]
     async fn batches_come_in_order_and_no_larger_than_asked_for() {
-        let (buffer, mut feed) = (buffer(100, 10_000), Feed::new());
+        let buffer = buffer(100, 10_000);
+        let mut feed = Feed::new();
         feed.push(&buffer, 0, 5);
         assert_eq!(buffer.take(3).await.expect("open").len(), 3);
         assert_eq!(buffer.take(3).await.expect("open").len(), 2);
@@ -244,7 +243,8 @@ mod tests {
 
     #[tokio::test]
     async fn two_receivers_both_wake_up_for_one_push() {
-        let (buffer, mut feed) = (buffer(100, 10_000), Feed::new());
+        let buffer = buffer(100, 10_000);
+        let mut feed = Feed::new();
         let push = async { feed.push(&buffer, 0, 2) };
         let (first, second, ()) = tokio::join!(buffer.take(1), buffer.take(1), push);
         assert_eq!(
@@ -267,7 +267,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_receiver_that_gave_up_takes_nothing_and_leaves_its_wake_up() {
-        let (buffer, mut feed) = (buffer(100, 10_000), Feed::new());
+        let buffer = buffer(100, 10_000);
+        let mut feed = Feed::new();
         assert!(futures_util::FutureExt::now_or_never(buffer.take(1)).is_none());
         feed.push(&buffer, 0, 1);
         assert_eq!(buffer.take(1).await.expect("open").len(), 1);
@@ -279,7 +280,8 @@ mod tests {
 
     #[test]
     fn each_take_may_be_of_another_runtime() {
-        let (buffer, mut feed) = (buffer(100, 10_000), Feed::new());
+        let buffer = buffer(100, 10_000);
+        let mut feed = Feed::new();
         for number in 0..3 {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -295,7 +297,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_revoke_takes_its_messages_out_and_no_others() {
-        let (buffer, mut feed) = (buffer(8, 10_000), Feed::new());
+        let buffer = buffer(8, 10_000);
+        let mut feed = Feed::new();
         feed.push(&buffer, 0, 5);
         feed.push(&buffer, 1, 3);
         assert!(buffer.is_full());
@@ -313,7 +316,8 @@ mod tests {
     #[tokio::test]
     async fn full_means_messages_or_bytes_and_room_comes_back_at_half() {
         for (messages_max, bytes_max) in [(10, 10_000), (1_000, 100)] {
-            let (buffer, mut feed) = (buffer(messages_max, bytes_max), Feed::new());
+            let buffer = buffer(messages_max, bytes_max);
+            let mut feed = Feed::new();
             feed.push(&buffer, 0, 10);
             assert!(buffer.is_full() && !buffer.wait_for_room(Duration::ZERO));
             buffer.take(4).await.expect("open");
@@ -329,7 +333,8 @@ mod tests {
 
     #[test]
     fn whoever_waits_for_room_is_woken_at_half() {
-        let (buffer, mut feed) = (buffer(10, 10_000), Feed::new());
+        let buffer = buffer(10, 10_000);
+        let mut feed = Feed::new();
         feed.push(&buffer, 0, 10);
         let begun = Instant::now();
         std::thread::scope(|scope| {

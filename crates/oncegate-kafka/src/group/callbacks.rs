@@ -31,10 +31,10 @@ use oncegate_runtime::source::CommitAnnotation;
 pub(crate) struct MemberContext {
     member: Arc<Member>,
     desk: CommitDesk,
-    /// Whether the user wants to see librdkafka's debug log.
+    /// `true` if the user wants to see librdkafka's debug log.
     debug: bool,
     tokens: Option<Tokens>,
-    /// Whether another client has replaced this one, so that its callbacks must have no effect.
+    /// `true` once another client has replaced this one: its callbacks must have no effect.
     retired: AtomicBool,
 }
 
@@ -166,15 +166,17 @@ impl ConsumerContext for MemberContext {
         }
         match rebalance {
             Rebalance::Revoke(list) => {
-                let commit = |by| self.desk.commit_now(by);
                 self.member
-                    .revoked(&partitions(list), consumer.assignment_lost(), commit);
+                    .revoked(&partitions(list), consumer.assignment_lost(), |by| {
+                        self.desk.commit_now(by)
+                    });
             }
             Rebalance::Assign(list) => {
                 let assigned = partitions(list);
-                let held = match self.member.begins_at_end() {
-                    true => assigned.clone(),
-                    false => committed::unanswered(consumer, &assigned),
+                let held = if self.member.begins_at_end() {
+                    assigned.clone()
+                } else {
+                    committed::unanswered(consumer, &assigned)
                 };
                 let held = held.iter().fold(PartitionMap::default(), |mut all, one| {
                     all.insert(one, ());
@@ -197,13 +199,12 @@ impl ConsumerContext for MemberContext {
             && !self.is_retired()
         {
             let assigned = partitions(list);
-            let is_held = |partition: &&Partition| {
+            let (held, read): (Vec<_>, Vec<_>) = assigned.iter().partition(|partition| {
                 self.member
                     .assignments
                     .get(partition)
                     .is_some_and(|one| !one.has_begun())
-            };
-            let (held, read): (Vec<_>, Vec<_>) = assigned.iter().partition(is_held);
+            });
             // The poll thread resumes those that are held.
             let paused = if held.is_empty() {
                 Ok(())
@@ -254,10 +255,11 @@ fn hold(
 }
 
 fn partitions(list: &TopicPartitionList) -> Vec<Partition> {
-    let partition =
-        |element: &rdkafka::topic_partition_list::TopicPartitionListElem<'_>| Partition {
+    list.elements()
+        .iter()
+        .map(|element| Partition {
             topic: element.topic().into(),
             number: element.partition(),
-        };
-    list.elements().iter().map(partition).collect()
+        })
+        .collect()
 }

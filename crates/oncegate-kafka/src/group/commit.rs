@@ -137,14 +137,13 @@ pub(crate) fn spawn<C: CommitContext + 'static>(
     consumer: Arc<BaseConsumer<C>>,
     interval: Duration,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
-    let body = move || {
-        // A caller must not wait for a thread that has panicked.
-        let _stop = StopOnDrop(&consumer);
-        run(&consumer, interval);
-    };
     std::thread::Builder::new()
         .name("oncegate-commit".to_owned())
-        .spawn(body)
+        .spawn(move || {
+            // A caller must not wait for a thread that has panicked.
+            let _stop = StopOnDrop(&consumer);
+            run(&consumer, interval);
+        })
 }
 
 struct StopOnDrop<'a, C: CommitContext>(&'a BaseConsumer<C>);

@@ -1,4 +1,4 @@
-//! Where commits are requested, and what the commit thread needs of its client's context.
+//! Requests for commits, and the part of a client's context that the commit thread needs.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ pub(crate) trait CommitContext: ConsumerContext {
     /// Returns the metadata to store with each position now.
     fn annotation(&self) -> Option<String>;
 
-    /// Whether a group without committed offsets begins at the end.
+    /// Returns whether a group without committed offsets begins at the end.
     fn begins_at_end(&self) -> bool;
 }
 
@@ -152,7 +152,7 @@ impl CommitDesk {
         self.changed.notify_all();
     }
 
-    /// Whether commits have stopped: on request, or because their thread has panicked.
+    /// Returns whether commits have stopped: on request, or because their thread has panicked.
     pub(crate) fn is_stopped(&self) -> bool {
         self.orders().stopped
     }

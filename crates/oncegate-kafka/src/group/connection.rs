@@ -1,4 +1,4 @@
-//! Whether a client is connected, as far as it says so itself.
+//! The connection of a client, as far as the client reports it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ pub(crate) struct Connection {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    /// When the client first reported no connection, since it last had one.
+    /// The time at which the client first reported no connection, since it last had one.
     lost_at: Option<Instant>,
-    /// How long the connection had been lost at the last report.
+    /// The time for which the connection had been lost at the last report.
     lost_for: Option<Duration>,
-    /// When the probe got its first answer, since its last request without one.
+    /// The time at which the probe got its first answer, since its last request without one.
     answered_at: Option<Instant>,
-    /// Whether the probe has had answers for so long that this client should have connected.
+    /// `true` once the probe has had answers for so long that this client should have connected.
     others_connect: bool,
 }
 
@@ -44,7 +44,8 @@ impl Connection {
         self.state().lost_for
     }
 
-    /// Whether the probe has had answers for so long that this client should have connected.
+    /// Returns whether the probe has had answers for so long that this client should have
+    /// connected.
     pub(crate) fn others_connect(&self) -> bool {
         self.state().others_connect
     }
@@ -54,7 +55,8 @@ impl Connection {
     pub(crate) fn answered(&self, is_answered: bool, patience: Duration) -> Option<Duration> {
         let mut state = self.state();
         if !is_answered || state.lost_for.is_none() {
-            (state.answered_at, state.others_connect) = (None, false);
+            state.answered_at = None;
+            state.others_connect = false;
             return None;
         }
         state.others_connect =

@@ -24,10 +24,10 @@ use oncegate_runtime::health::CONNECTION_LIMIT;
 /// The client id of the probe, the client that checks whether the brokers answer.
 const PROBE_ID: &str = "oncegate-probe";
 
-/// How long the probe waits for an answer.
+/// Time limit of the probe's request.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the probe is polled first if it needs a token: it asks for one there.
+/// The time for which the probe is polled first if it needs a token: it asks for one there.
 const TOKEN_POLL: Duration = Duration::from_millis(100);
 
 /// Interval between two probes.
@@ -37,7 +37,7 @@ const PROBE_EVERY: Duration = Duration::from_secs(5);
 /// milliseconds.
 const BACKOFF: (&str, u64) = ("reconnect.backoff.max.ms", 10_000);
 
-/// How much longer than that the brokers must have answered, because connecting takes time.
+/// The additional time for which the brokers must have answered, because connecting takes time.
 const BACKOFF_MARGIN: Duration = Duration::from_secs(5);
 
 /// Watches the connections of one client, on its poll thread.
@@ -112,7 +112,7 @@ impl Drop for Watch {
     }
 }
 
-/// Whether a new client gets an answer.
+/// Returns whether a new client gets an answer.
 fn answers(config: &ClientConfig) -> bool {
     let mut config = config.clone();
     let tokens = match Tokens::take(&mut config) {
@@ -162,7 +162,7 @@ fn answers(config: &ClientConfig) -> bool {
 #[derive(Debug)]
 struct Quiet {
     tokens: Option<Tokens>,
-    /// Why the brokers refuse the login.
+    /// The reason for which the brokers refuse the login.
     refusal: Mutex<Option<String>>,
 }
 

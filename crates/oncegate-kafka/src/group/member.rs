@@ -32,38 +32,38 @@ pub(crate) struct Member {
     pub(crate) buffer: Buffer,
     pub(crate) notices: Notices,
     pub(crate) observer: Arc<dyn Observer>,
-    /// Where the group begins in a topic without committed offsets.
+    /// The position at which the group begins in a topic without committed offsets.
     start: Start,
     /// The operations that are failing now.
     pub(crate) failures: FailureLog,
-    /// How long a revoke waits for running handlers.
+    /// The time for which a revoke waits for running handlers.
     pub(crate) drain_timeout: Duration,
-    /// How long a revoke waits for its commit.
+    /// The time for which a revoke waits for its commit.
     pub(crate) commit_patience: Duration,
     /// The metadata to store with each committed position.
     pub(crate) annotation: Option<CommitAnnotation>,
-    /// Whether the client is connected.
+    /// The state of the client's connection.
     pub(crate) connection: Connection,
     /// The poll thread's state for `status`.
     polls: Mutex<Polls>,
-    /// How many broker responses the client has counted.
+    /// The number of broker responses that the client has counted.
     responses: AtomicU64,
     /// Set once: the member leaves, and must have left by this instant.
     leave_by: OnceLock<Instant>,
-    /// Why the member left without the last commit, for `close` to report.
+    /// The reason for which the member left without the last commit, for `close` to report.
     uncommitted: Mutex<Option<String>>,
-    /// Since when the group has had no partition for this member.
+    /// The time since which the group has had no partition for this member.
     idle_since: Mutex<Option<Instant>>,
-    /// Why the last login has failed, until the poll thread has reported it.
+    /// The reason for which the last login has failed, until the poll thread has reported it.
     login_failure: Mutex<Option<LoginFailure>>,
 }
 
 /// The state of the poll thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Polls {
-    /// When its last round began.
+    /// The time at which its last round began.
     pub(crate) last: Option<Instant>,
-    /// Whether fetching is paused because the buffer is full.
+    /// `true` while fetching is paused because the buffer is full.
     pub(crate) held: bool,
 }
 
@@ -185,7 +185,7 @@ impl Member {
         }
     }
 
-    /// Whether a group without committed offsets begins at the end.
+    /// Returns whether a group without committed offsets begins at the end.
     pub(crate) fn begins_at_end(&self) -> bool {
         self.start == Start::End
     }
@@ -328,7 +328,8 @@ mod tests {
 
     fn member() -> Member {
         let buffer = Buffer::new(1, 1).expect("there are file descriptors");
-        let (totals, observer) = (Arc::default(), Arc::new(Counters::default()));
+        let totals = Arc::default();
+        let observer = Arc::new(Counters::default());
         Member::new(
             totals,
             observer,

@@ -7,7 +7,7 @@ use rdkafka::Message as _;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::BorrowedMessage;
-use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use rdkafka::topic_partition_list::Offset;
 
 use super::buffer::{End, Fetched};
 use super::callbacks::MemberContext;
@@ -32,44 +32,39 @@ const BATCH_MAX: usize = 256;
 /// A batch ends at this many bytes, because 256 large messages would far exceed the buffer.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// How long a poll waits for a message; a request to leave is noticed after this time at the
-/// latest.
+/// The time that a poll waits for a message; a request to leave is noticed after it at the latest.
 const IDLE_POLL: Duration = Duration::from_millis(100);
 
 /// The same while everything is paused, because nothing wakes the poll thread when the buffer has
 /// room again.
 const PAUSED_POLL: Duration = Duration::from_millis(20);
 
-/// How long to wait for room in the buffer, without polling, before the partitions are paused. A
+/// The time to wait for room in the buffer, without polling, before the partitions are paused. A
 /// pause discards the prefetched messages, so it must be worth that.
 const ROOM_PATIENCE: Duration = Duration::from_millis(250);
 
-/// Time limit for one seek. A seek that fails is retried, and no message of the partition is
-/// accepted before it succeeds.
-const SEEK_PATIENCE: Duration = Duration::from_millis(500);
-
 /// The poll thread's state for one client.
 pub(crate) struct Poller {
-    consumer: Arc<BaseConsumer<MemberContext>>,
-    member: Arc<Member>,
-    terms: Terms,
+    pub(super) consumer: Arc<BaseConsumer<MemberContext>>,
+    pub(super) member: Arc<Member>,
+    pub(super) terms: Terms,
     batch: Vec<Fetched>,
     batch_bytes: usize,
     /// Our assignments, as of `generation`.
-    owned: PartitionMap<Arc<Assignment>>,
+    pub(super) owned: PartitionMap<Arc<Assignment>>,
     generation: u64,
-    /// Whether everything is paused until the buffer has room.
-    held: bool,
+    /// `true` while everything is paused until the buffer has room.
+    pub(super) held: bool,
     /// Partitions that are paused because a crash would replay too many messages, or too many are
     /// not due.
     crowded: PartitionMap<Arc<Assignment>>,
     /// Partitions that must seek to these offsets. Until then, their messages are dropped.
-    seeking: PartitionMap<(Arc<Assignment>, Offset)>,
+    pub(super) seeking: PartitionMap<(Arc<Assignment>, Offset)>,
     /// Partitions that are not read yet, because the commit thread still decides where they begin.
-    beginning: Vec<Arc<Assignment>>,
+    pub(super) beginning: Vec<Arc<Assignment>>,
     /// Positions whose messages were deleted, until the first remaining message of the partition
     /// arrives.
-    gone_from: PartitionMap<(Partition, i64)>,
+    pub(super) gone_from: PartitionMap<(Partition, i64)>,
     /// Watches whether the client is connected.
     watch: Watch,
     /// Watches whether its password or certificate has changed.
@@ -81,17 +76,17 @@ pub(crate) struct Poller {
 /// The source's settings for the poll thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
-    /// How much may be received and not finished.
+    /// The limits on what is received and not finished.
     pub(crate) limits: FetchLimits,
     pub(crate) routes: Routes,
-    /// Whether the position is kept when a topic's id changes.
+    /// `true` if the position is kept when a topic's id changes.
     pub(crate) keeps_positions: bool,
-    /// Whether the group uses the new protocol, in which a poll that comes too late ends the
+    /// `true` if the group uses the new protocol, in which a poll that comes too late ends the
     /// membership for good.
     pub(crate) new_protocol: bool,
-    /// What the member asks its group for.
+    /// The terms on which the member joins its group.
     pub(crate) join: JoinTerms,
-    /// Whether the client is replaced if it does not begin to read a partition.
+    /// `true` if the client is replaced when it does not begin to read a partition.
     pub(crate) may_replace_unread: bool,
 }
 
@@ -201,7 +196,8 @@ impl Poller {
             );
         }
         if received.rewound {
-            let (partition, offset) = (assignment.partition(), borrowed.offset());
+            let partition = assignment.partition();
+            let offset = borrowed.offset();
             tracing::warn!(%partition, offset, "the log went back: it was truncated, or the topic was recreated");
         }
         let message = convert::message(&assignment.partition().topic, self.terms.routes, borrowed);
@@ -255,146 +251,8 @@ impl Poller {
         }
     }
 
-    /// Handles a recreated topic: positions in the deleted topic mean nothing in the new one.
-    fn made_again(&mut self, topic: &str) {
-        self.refresh();
-        let ours = self
-            .owned
-            .values()
-            .map(|one| one.partition())
-            .filter(|one| &*one.topic == topic);
-        let ours: Vec<Partition> = ours.cloned().collect();
-        if self.terms.keeps_positions {
-            tracing::warn!(
-                topic,
-                partitions = ours.len(),
-                "the topic has another id; continuing at the same positions"
-            );
-            return;
-        }
-        tracing::warn!(
-            topic,
-            partitions = ours.len(),
-            "the topic was recreated; reading it from its beginning"
-        );
-        self.member.observer.observe(Event::TopicMadeAgain);
-        for partition in ours {
-            self.gone_from.remove(&partition);
-            self.read_anew(partition);
-        }
-    }
-
-    /// Handles a position without messages: they were deleted, or the log was truncated.
-    fn out_of_range(&mut self, partition: Partition, position: i64) {
-        self.refresh();
-        let Some(owned) = self
-            .owned
-            .of(&partition)
-            .filter(|owned| owned.has_begun() && !self.is_sought(owned))
-        else {
-            return;
-        };
-        if let Some(sought) = owned.seeks_again_after(position) {
-            tracing::debug!(%partition, position, sought, "the client has left the position that it was sought to");
-            let again = (Arc::clone(owned), Offset::Offset(sought));
-            self.seeking.insert(&partition, again);
-            return;
-        }
-        tracing::warn!(%partition, position, "the log has no message at this position; continuing with its oldest one");
-        self.gone_from
-            .insert(&partition.clone(), (partition, position));
-    }
-
-    fn is_sought(&self, assignment: &Arc<Assignment>) -> bool {
-        self.seeking
-            .of(assignment.partition())
-            .is_some_and(|(sought, _)| Arc::ptr_eq(sought, assignment))
-    }
-
-    /// Begins another epoch of one of our partitions, from the beginning of its new log.
-    fn read_anew(&mut self, partition: Partition) {
-        if !self.member.assignments.restart(&partition) {
-            return;
-        }
-        if !self.held {
-            // The last epoch may have been paused because too many of its messages were unfinished,
-            // or it had not begun.
-            let list = list_of(std::iter::once(&partition));
-            if let Err(error) = self.consumer.resume(&list) {
-                tracing::warn!(%error, "cannot resume a partition that is read again from its beginning");
-            }
-        }
-        self.member.buffer.purge_revoked();
-        self.refresh();
-        if let Some(assignment) = self.owned.of(&partition).cloned() {
-            self.seeking
-                .insert(&partition, (assignment, Offset::Beginning));
-        }
-        self.seek();
-    }
-
-    /// Starts reading the partitions whose starting position is decided and committed.
-    fn begin(&mut self) {
-        let seeking = &mut self.seeking;
-        self.beginning.retain(|assignment| {
-            let Some(position) = assignment.begins_at() else {
-                return true;
-            };
-            let sought = (Arc::clone(assignment), Offset::Offset(position));
-            seeking.insert(assignment.partition(), sought);
-            false
-        });
-    }
-
-    /// Seeks the partitions that wait for a seek.
-    fn seek(&mut self) {
-        if self.seeking.is_empty() {
-            return;
-        }
-        self.refresh();
-        let sought = list_at(&self.seeking)
-            .and_then(|list| self.consumer.seek_partitions(list, SEEK_PATIENCE));
-        match sought {
-            // A seek that fails, for example because the leader is not known, is retried.
-            Ok(sought) => {
-                let sought = PartitionMap::of_list(&sought, |element| element.error().is_ok());
-                let mut paused = Vec::new();
-                self.seeking.retain(|(assignment, _)| {
-                    let is_sought = sought.of(assignment.partition()) == Some(&true);
-                    if is_sought && !assignment.has_begun() {
-                        paused.push(Arc::clone(assignment));
-                    }
-                    if is_sought {
-                        assignment.begun();
-                    }
-                    !is_sought
-                });
-                if !self.held {
-                    self.resume(paused.iter());
-                }
-            }
-            Err(error) => tracing::debug!(%error, "the client cannot seek yet"),
-        }
-    }
-
-    /// Moves the watermarks past offsets without a message. The client's positions are exact,
-    /// transaction markers included, because only this thread polls it.
-    fn pass(&self) {
-        let positions = match self.consumer.position() {
-            Ok(positions) => PartitionMap::of_list(&positions, |element| element.offset()),
-            Err(error) => {
-                return tracing::debug!(%error, "the client does not report its positions");
-            }
-        };
-        for assignment in self.owned.values().filter(|one| !self.is_sought(one)) {
-            if let Some(Offset::Offset(position)) = positions.of(assignment.partition()) {
-                assignment.passes(*position);
-            }
-        }
-    }
-
     /// Updates our copy of the assignment.
-    fn refresh(&mut self) {
+    pub(super) fn refresh(&mut self) {
         let generation = self.member.assignments.generation();
         if generation == self.generation {
             return;
@@ -425,11 +283,10 @@ impl Poller {
         if self.held {
             if self.member.buffer.has_ample_room() {
                 self.held = false;
-                let crowded = |one: &Arc<Assignment>| self.crowded.of(one.partition()).is_some();
                 self.resume(
-                    self.owned
-                        .values()
-                        .filter(|one| one.has_begun() && !crowded(one)),
+                    self.owned.values().filter(|one| {
+                        one.has_begun() && self.crowded.of(one.partition()).is_none()
+                    }),
                 );
                 tracing::debug!("the buffer has room again: partitions resumed");
             }
@@ -444,8 +301,12 @@ impl Poller {
         if self.crowded.is_empty() {
             return;
         }
-        let has_room = |one: &&Arc<Assignment>| self.terms.limits.has_room(one.backlog(one.span()));
-        let free: Vec<_> = self.crowded.values().filter(has_room).cloned().collect();
+        let free: Vec<_> = self
+            .crowded
+            .values()
+            .filter(|one| self.terms.limits.has_room(one.backlog(one.span())))
+            .cloned()
+            .collect();
         for assignment in &free {
             self.crowded.remove(assignment.partition());
             assignment.set_crowded(false);
@@ -462,7 +323,7 @@ impl Poller {
         }
     }
 
-    fn resume<'a>(&self, assignments: impl Iterator<Item = &'a Arc<Assignment>>) {
+    pub(super) fn resume<'a>(&self, assignments: impl Iterator<Item = &'a Arc<Assignment>>) {
         let list = list_of(assignments.map(|one| one.partition()));
         if let Err(error) = self.consumer.resume(&list) {
             tracing::warn!(%error, "cannot resume partitions");
@@ -491,11 +352,11 @@ impl Poller {
             KafkaError::MessageConsumption(code)
                 if Trouble::is_about_login(*code) && self.rotation.may_come() => {}
             KafkaError::MessageConsumption(code) if Trouble::forbidden(*code) => {
-                let change =
-                    || format!("Kafka denies access: {code}; check the credentials and the ACLs");
-                return Err(Trouble::Hopeless(
-                    login.map_or_else(change, |login| login.text),
-                ));
+                let why = login.map_or_else(
+                    || format!("Kafka denies access: {code}; check the credentials and the ACLs"),
+                    |login| login.text,
+                );
+                return Err(Trouble::Hopeless(why));
             }
             _ => {}
         }
@@ -549,19 +410,6 @@ impl Poller {
             .context()
             .give_back(|| self.consumer.assignment_lost());
     }
-}
-
-/// Returns the partition list for one seek.
-fn list_at(
-    sought: &PartitionMap<(Arc<Assignment>, Offset)>,
-) -> Result<TopicPartitionList, KafkaError> {
-    let mut list = TopicPartitionList::with_capacity(sought.len());
-    for (assignment, offset) in sought.values() {
-        let partition = assignment.partition();
-        list.add_partition(&partition.topic, partition.number)
-            .set_offset(*offset)?;
-    }
-    Ok(list)
 }
 
 fn report_gone(member: &Member, partition: &Partition, from: i64, first: i64) {

@@ -17,16 +17,16 @@ use oncegate_runtime::observe::Event;
 /// rebalance.
 const REPORT_AFTER: Duration = Duration::from_secs(10);
 
-/// How long a client may take to begin to read a partition, while it is connected.
+/// The time that a client may take to begin to read a partition, while it is connected.
 pub(crate) const UNREAD_LIMIT: Duration = Duration::from_secs(60);
 
 /// Watches one client, on its poll thread.
 #[derive(Debug)]
 pub(crate) struct UnreadWatch {
-    /// Whether another client may help: this one does not replace one that failed for the same
+    /// `true` if another client may help: this one does not replace one that failed for the same
     /// reason, or it has read every partition since.
     may_replace: bool,
-    /// Whether the failure was counted.
+    /// `true` once the failure was counted.
     is_counted: bool,
 }
 
@@ -60,12 +60,11 @@ impl UnreadWatch {
             1 => String::new(),
             count => format!(" and {} more partitions", count - 1),
         };
-        let help = match self.may_replace {
-            true => "",
-            false => {
-                "; another client did not help: look for transactions that hold the group's offsets, and at the \
-                 brokers' log"
-            }
+        let help = if self.may_replace {
+            ""
+        } else {
+            "; another client did not help: look for transactions that hold the group's offsets, and at the \
+             brokers' log"
         };
         let why =
             format!("the client has not begun to read {partition}{others} for {lasts:.0?}{help}");

@@ -22,17 +22,17 @@ mod socket {
     use tokio::net;
     use tokio::sync::Mutex;
 
-    /// How long a task waits before it looks again, where the system has no room to watch another
-    /// socket.
+    /// The time that a task waits before it looks again, where the system has no room to watch
+    /// another socket.
     const UNWATCHED_PAUSE: Duration = Duration::from_millis(20);
 
-    /// One wake-up is kept until a task waits for it.
+    /// A wake-up, which is kept until a task waits for it.
     #[derive(Debug)]
     pub(crate) struct Wake {
         sender: UnixStream,
         /// Tasks wait one behind the other.
         receiver: Mutex<UnixStream>,
-        /// Whether a byte is on its way.
+        /// `true` while a byte is on its way.
         is_set: AtomicBool,
     }
 
@@ -79,7 +79,7 @@ mod notify {
 
     use tokio::sync::Notify;
 
-    /// One wake-up is kept until a task waits for it.
+    /// A wake-up, which is kept until a task waits for it.
     #[derive(Debug, Default)]
     pub(crate) struct RemoteWake(Notify);
 

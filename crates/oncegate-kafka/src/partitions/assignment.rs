@@ -1,5 +1,5 @@
-//! One partition of this member, from its assignment to its revocation: what it has received, and
-//! what may be committed.
+//! A partition of this member, from its assignment to its revocation: the offsets received, and
+//! those that may be committed.
 //!
 //! Offsets are received, finished and committed under one lock that knows the epoch, and anything
 //! from an epoch that is over is ignored.
@@ -18,7 +18,7 @@ use super::partition::Partition;
 use super::standing::{PartitionReport, Standing};
 use super::watermark::Watermark;
 
-/// What all partitions of a member share.
+/// The state that all partitions of a member share.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     clock: Clock,
@@ -53,10 +53,8 @@ impl Shared {
     pub(super) fn wait_drained(&self, running: impl Fn() -> u32, deadline: Instant) -> u32 {
         let mut draining = self.draining.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let (still, left) = (
-                running(),
-                deadline.saturating_duration_since(Instant::now()),
-            );
+            let still = running();
+            let left = deadline.saturating_duration_since(Instant::now());
             if still == 0 || left.is_zero() {
                 return still;
             }
@@ -69,14 +67,14 @@ impl Shared {
     }
 }
 
-/// One partition, from its assignment to its revocation.
+/// A partition, from its assignment to its revocation.
 #[derive(Debug)]
 pub(crate) struct Assignment {
     partition: Partition,
-    /// How many attempts run, and in the highest bit whether the partition is being revoked. One
-    /// word, so that no attempt can start between the check of the bit and the increment.
+    /// The number of running attempts; the highest bit is set once the partition is being revoked.
+    /// One word, so that no attempt can start between the check of the bit and the increment.
     attempts: AtomicU32,
-    /// How many received messages wait until they are due, in a retry topic.
+    /// The number of received messages that wait until they are due, in a retry topic.
     waiting: AtomicUsize,
     /// Start of the epoch; times in the ledger are milliseconds since then.
     begun: Instant,
@@ -100,10 +98,10 @@ pub(crate) struct Receipt {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received {
     pub(crate) receipt: Receipt,
-    /// How many messages would be delivered again after a crash now.
+    /// The number of messages that a crash now would deliver again.
     pub(crate) span: usize,
-    /// Whether the log went back, so that a new epoch has begun: it was truncated, or the topic was
-    /// recreated.
+    /// `true` if the log went back, so that a new epoch has begun: it was truncated, or the topic
+    /// was recreated.
     pub(crate) rewound: bool,
 }
 
@@ -203,7 +201,8 @@ impl Assignment {
     /// Returns the position if it has moved since its last commit.
     pub(super) fn due(self: &Arc<Self>) -> Option<Due> {
         let ledger = self.ledger();
-        let (epoch, position) = (ledger.epoch?, ledger.watermark.due()?);
+        let epoch = ledger.epoch?;
+        let position = ledger.watermark.due()?;
         Some(Due {
             assignment: Arc::clone(self),
             epoch,
@@ -211,7 +210,7 @@ impl Assignment {
         })
     }
 
-    /// Whether the starting position is not known yet.
+    /// Returns `true` while the starting position is not known.
     pub(super) fn is_unresolved(&self) -> bool {
         self.ledger().begin == Begin::Unresolved
     }
@@ -240,7 +239,7 @@ impl Assignment {
         }
     }
 
-    /// Whether the starting position is settled, so that the partition may be read.
+    /// Returns whether the starting position is settled, so that the partition may be read.
     pub(crate) fn has_begun(&self) -> bool {
         self.ledger().begin == Begin::Begun
     }
@@ -252,7 +251,8 @@ impl Assignment {
         if let Begin::At(position) = ledger.begin {
             ledger.sought = Some(position);
         }
-        (ledger.begin, ledger.is_position_ours) = (Begin::Begun, true);
+        ledger.begin = Begin::Begun;
+        ledger.is_position_ours = true;
     }
 
     /// Returns where the client must seek again, if it has left this position for another one by
@@ -291,8 +291,8 @@ impl Assignment {
         self.ledger().crowded = crowded;
     }
 
-    /// Records what the client reports of the partition. Whether there may be only offsets without
-    /// messages after those received.
+    /// Records what the client reports of the partition. Returns whether there may be only offsets
+    /// without messages after those received.
     pub(super) fn reported(&self, report: PartitionReport) -> bool {
         let mut ledger = self.ledger();
         ledger.end = report.end.or(ledger.end);
@@ -307,7 +307,6 @@ impl Assignment {
 
     pub(super) fn standing(&self) -> Standing {
         let now_ms = self.now_ms();
-        let ago = |at_ms: u64| Duration::from_millis(now_ms.saturating_sub(at_ms));
         let ledger = self.ledger();
         let watermark = &ledger.watermark;
         Standing {
@@ -316,9 +315,9 @@ impl Assignment {
             span: watermark.span(),
             watermark: watermark.first_unfinished(),
             committed: watermark.last_committed(),
-            uncommitted_for: ledger.due_at_ms.map(ago),
-            delivered_ago: ago(ledger.delivered_at_ms),
-            oldest_unfinished: watermark.oldest_at_ms().map(ago),
+            uncommitted_for: ledger.due_at_ms.map(|at_ms| ago(now_ms, at_ms)),
+            delivered_ago: ago(now_ms, ledger.delivered_at_ms),
+            oldest_unfinished: watermark.oldest_at_ms().map(|at_ms| ago(now_ms, at_ms)),
             crowded: ledger.crowded,
             waiting: self.waiting(),
             end: ledger.end,
@@ -328,12 +327,10 @@ impl Assignment {
     /// Returns for how long the client has reported that it has not begun to read the partition.
     pub(super) fn unread_for(&self) -> Option<Duration> {
         let unread_at_ms = self.ledger().unread_at_ms?;
-        Some(Duration::from_millis(
-            self.now_ms().saturating_sub(unread_at_ms),
-        ))
+        Some(ago(self.now_ms(), unread_at_ms))
     }
 
-    /// Whether the client has reported that it reads the partition.
+    /// Returns whether the client has reported that it reads the partition.
     pub(super) fn is_read(&self) -> bool {
         self.ledger().is_read
     }
@@ -348,11 +345,12 @@ impl Assignment {
         u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Counts an attempt. `false`, without counting, once the partition is being revoked.
+    /// Counts an attempt. Returns `false`, without counting, once the partition is being revoked.
     pub(crate) fn start(&self) -> bool {
-        let count = |attempts: u32| (attempts & REVOKED == 0).then_some(attempts + 1);
         self.attempts
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, count)
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |attempts| {
+                (attempts & REVOKED == 0).then_some(attempts + 1)
+            })
             .is_ok()
     }
 
@@ -388,7 +386,7 @@ impl Assignment {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Whether attempts may no longer start.
+    /// Returns whether attempts may no longer start.
     pub(crate) fn is_revoked(&self) -> bool {
         self.attempts.load(Ordering::Acquire) & REVOKED != 0
     }
@@ -434,6 +432,11 @@ impl Assignment {
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the time from one moment of an assignment to a later one.
+fn ago(now_ms: u64, at_ms: u64) -> Duration {
+    Duration::from_millis(now_ms.saturating_sub(at_ms))
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ fn permutations(length: usize) -> Vec<Vec<usize>> {
 struct Epoch {
     received: BTreeMap<i64, bool>,
     committed: Option<i64>,
-    /// Whether it began with a log that went back, so that its start is committed.
+    /// `true` if it began with a log that went back, so that its start is committed.
     rewound: bool,
 }
 

@@ -25,9 +25,9 @@ pub(crate) struct Assignments {
     current: Mutex<PartitionMap<Arc<Assignment>>>,
     /// Grows with every change of `current`, so that holders of a copy know when it is old.
     generation: AtomicU64,
-    /// Whether a partition may have only offsets without messages after those received.
+    /// `true` once a partition may have only offsets without messages after those received.
     may_pass: AtomicBool,
-    /// Whether the client has reported something of our partitions.
+    /// `true` once the client has reported something of our partitions.
     has_reports: AtomicBool,
     shared: Arc<Shared>,
 }
@@ -155,7 +155,7 @@ impl Assignments {
             .collect()
     }
 
-    /// Whether the position of one of these has moved since its last commit.
+    /// Returns whether the position of one of these has moved since its last commit.
     pub(crate) fn are_due(&self, ours: &[Arc<Assignment>]) -> bool {
         ours.iter().any(|assignment| assignment.due().is_some())
     }
@@ -204,7 +204,8 @@ impl Assignments {
         is_all.then_some(ReadState::All)
     }
 
-    /// Whether the client's positions should be read, since the last call.
+    /// Returns whether the client's positions should be read because of a report since the last
+    /// call.
     pub(crate) fn may_pass(&self) -> bool {
         self.may_pass.swap(false, Ordering::AcqRel)
     }

@@ -1,4 +1,4 @@
-//! What becomes of partitions that are assigned, revoked, read anew and reported on.
+//! Partitions that are assigned, revoked, read anew and reported on.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
@@ -108,7 +108,8 @@ fn a_revoke_waits_for_what_has_started_and_for_nothing_else() {
             "the deadline holds"
         );
 
-        let (begun, far) = (AtomicU32::new(0), Instant::now() + Duration::from_secs(20));
+        let begun = AtomicU32::new(0);
+        let far = Instant::now() + Duration::from_secs(20);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 begun.store(1, Ordering::SeqCst);
@@ -371,7 +372,8 @@ fn a_client_that_leaves_its_place_for_the_placeholder_is_sought_again() {
 // invariant: stall-unreported
 #[test]
 fn a_partition_is_unread_from_the_first_report_that_says_so_until_one_says_that_it_is_read() {
-    let (start, passed) = (Instant::now(), Arc::new(AtomicU64::new(0)));
+    let start = Instant::now();
+    let passed = Arc::new(AtomicU64::new(0));
     let clock = Arc::clone(&passed);
     let assignments =
         Assignments::with_clock(move || start + Duration::from_secs(clock.load(Ordering::Relaxed)));
@@ -384,7 +386,7 @@ fn a_partition_is_unread_from_the_first_report_that_says_so_until_one_says_that_
                 end: None,
                 has_begun,
             },
-        )
+        );
     };
     let unread_at = |second| {
         passed.store(second, Ordering::Relaxed);
@@ -429,7 +431,8 @@ fn ages_go_on_past_two_to_the_32_milliseconds_of_one_assignment() {
         WRAP_MS + 1,
         3 * WRAP_MS + 7,
     ] {
-        let (start, passed_ms) = (Instant::now(), Arc::new(AtomicU64::new(0)));
+        let start = Instant::now();
+        let passed_ms = Arc::new(AtomicU64::new(0));
         let clock = Arc::clone(&passed_ms);
         let now = move || start + Duration::from_millis(clock.load(Ordering::Relaxed));
         let assignments = Assignments::with_clock(now);

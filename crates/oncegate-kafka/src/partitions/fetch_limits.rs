@@ -1,22 +1,23 @@
-//! When a partition is paused because of what has been received from it, and when it is resumed.
+//! Decides when a partition is paused because of what has been received from it, and when it is
+//! resumed.
 
 // invariant (all tests): unbounded-queue
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// How many messages of a retry topic's partition wait in memory until they are due.
+/// The number of a retry topic's messages, per partition, that wait in memory until they are due.
 const WAITING_MAX: usize = 64;
 
-/// How many partitions with as many unfinished messages as allowed there may be: the limit on the
-/// unfinished messages of all partitions together, as a multiple of the limit for one.
+/// The limit on the unfinished messages of all partitions together, as a multiple of the limit for
+/// one.
 const FULL_PARTITIONS_MAX: usize = 10;
 
-/// What the members of a source and of its retry topics have together: one limit applies to all of
-/// them.
+/// The counts that the members of a source and of its retry topics share: one limit applies to all
+/// of them.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
-    /// How many messages have been received, counted from each partition's first unfinished one.
+    /// The number of received messages, counted from each partition's first unfinished one.
     span: AtomicUsize,
     partitions: AtomicUsize,
 }
@@ -58,21 +59,20 @@ pub(crate) struct FetchLimits {
     total: usize,
 }
 
-/// What has been received from a partition, and from all of them.
+/// The unfinished messages of a partition, and of all partitions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Backlog {
-    /// How many messages have been received from the partition, counted from the first unfinished
-    /// one.
+    /// The number of messages received from the partition, counted from the first unfinished one.
     pub(crate) span: usize,
     /// The same for all partitions together.
     pub(crate) total: usize,
-    /// How many partitions there are.
+    /// The number of partitions.
     pub(crate) partitions: usize,
-    /// How many messages of the partition are not due.
+    /// The number of the partition's messages that are not due.
     pub(crate) waiting: usize,
 }
 
-/// Which limit a partition has reached.
+/// The limit that a partition has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Excess {
     Span,
@@ -104,8 +104,8 @@ impl FetchLimits {
         }
     }
 
-    /// Whether a paused partition may be resumed: it has half of what is allowed, so that it is not
-    /// paused again at once.
+    /// Returns whether a paused partition may be resumed: it has half of what is allowed, so that
+    /// it is not paused again at once.
     pub(crate) fn has_room(self, backlog: Backlog) -> bool {
         let total_has_room =
             backlog.total <= self.total / 2 || backlog.span <= self.share(backlog.partitions) / 2;
@@ -186,7 +186,8 @@ mod tests {
         main.assign([partition(0), partition(1)], Begin::Begun);
         retries.assign([partition(0)], Begin::Begun);
         let of = |assignments: &Assignments| assignments.get(&partition(0)).expect("ours");
-        let (first, second) = (of(&main), of(&retries));
+        let first = of(&main);
+        let second = of(&retries);
         let receipt = first.receive(7).expect("ours").receipt;
         assert!((0..3).all(|offset| second.receive(offset).is_some()));
         let known = |assignment: &Assignment| {

@@ -1,4 +1,4 @@
-//! What is known about one partition in one epoch.
+//! The state of one partition in one epoch.
 
 use super::standing::LogEnd;
 use super::watermark::Watermark;
@@ -9,28 +9,28 @@ pub(super) struct Ledger {
     /// `None` once the partition is given up.
     pub(super) epoch: Option<u64>,
     pub(super) watermark: Watermark,
-    /// When the last message was received.
+    /// The time at which the last message was received.
     pub(super) delivered_at_ms: u64,
-    /// Since when there has been something to commit.
+    /// The time since which there has been something to commit.
     pub(super) due_at_ms: Option<u64>,
-    /// Whether fetching is paused because too many messages are unfinished, or not due.
+    /// `true` while fetching is paused because too many messages are unfinished, or not due.
     pub(super) crowded: bool,
     pub(super) end: Option<LogEnd>,
-    /// Since when the client has reported that it has not begun to read.
+    /// The time since which the client has reported that it has not begun to read.
     pub(super) unread_at_ms: Option<u64>,
-    /// Whether the client has reported that it reads the partition.
+    /// `true` once the client has reported that it reads the partition.
     pub(super) is_read: bool,
     pub(super) begin: Begin,
-    /// Where the client was sought to, if the partition was held.
+    /// The position that the client was sought to, if the partition was held.
     pub(super) sought: Option<i64>,
-    /// Whether the client's position in this partition is known to be from this epoch.
+    /// `true` once the client's position in this partition is known to be from this epoch.
     pub(super) is_position_ours: bool,
 }
 
-/// Where a partition without a committed offset begins, if the client must not decide that.
+/// The beginning of a partition without a committed offset, if the client must not decide it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Begin {
-    /// It is being read.
+    /// The partition is being read.
     #[default]
     Begun,
     /// The position is not known yet. Messages are dropped.
@@ -57,7 +57,8 @@ impl Ledger {
         }
     }
 
-    /// Whether the client may have moved past offsets without a message, after everything received.
+    /// Returns whether the client may have moved past offsets without a message, after everything
+    /// received.
     pub(super) fn may_pass(&self) -> bool {
         let next = self.end.filter(|end| end.queued == 0).map(|end| end.next);
         self.begin == Begin::Begun
@@ -65,7 +66,7 @@ impl Ledger {
             && next > self.watermark.first_unfinished()
     }
 
-    /// Updates since when a commit is due, after each change of the watermark.
+    /// Updates the time since which a commit is due, after each change of the watermark.
     pub(super) fn mark_due(&mut self, now_ms: u64) {
         self.due_at_ms = match self.watermark.due() {
             Some(_) => self.due_at_ms.or(Some(now_ms)),

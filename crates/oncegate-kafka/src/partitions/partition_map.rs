@@ -159,7 +159,8 @@ mod tests {
     #[test]
     fn partitions_of_one_number_in_two_topics_are_two() {
         let mut map = PartitionMap::default();
-        let (orders, refunds) = (partition("orders", 7), partition("refunds", 7));
+        let orders = partition("orders", 7);
+        let refunds = partition("refunds", 7);
         assert_eq!(
             (
                 map.insert(&orders, 1),

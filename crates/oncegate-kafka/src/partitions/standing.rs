@@ -12,27 +12,28 @@ pub(crate) struct LogEnd {
     /// The offset that the client fetches next. It moves past transaction markers, which are not
     /// messages.
     pub(crate) next: i64,
-    /// How many prefetched messages the client holds that have not been polled.
+    /// The number of prefetched messages that have not been polled.
     pub(crate) queued: u64,
 }
 
-/// What the client knows of a partition.
+/// A client's report on a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartitionReport {
     /// `None` while it is not known.
     pub(crate) end: Option<LogEnd>,
-    /// Whether the client has begun to read it. Before, it asks the group for the committed offset.
+    /// `true` once the client reads the partition. Before, it asks the group for the committed
+    /// offset.
     pub(crate) has_begun: bool,
 }
 
-/// What the client reports of all partitions that it should read.
+/// A client's report on all partitions that it should read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ReadState {
-    /// It reads them.
+    /// The client reads all of them.
     All,
-    /// It has not begun to read `count` of them.
+    /// The client has not begun to read `count` of them.
     Unread {
-        /// The one for which it has lasted longest.
+        /// The partition for which this has lasted longest.
         partition: Partition,
         count: usize,
         lasts: Duration,
@@ -44,7 +45,7 @@ pub(crate) enum ReadState {
 pub(crate) struct Standing {
     pub(crate) partition: Partition,
     pub(crate) received: Option<i64>,
-    /// How many messages have been received, counted from the first unfinished one.
+    /// The number of received messages, counted from the first unfinished one.
     pub(crate) span: usize,
     pub(crate) watermark: Option<i64>,
     pub(crate) committed: Option<i64>,
@@ -52,7 +53,7 @@ pub(crate) struct Standing {
     pub(crate) delivered_ago: Duration,
     pub(crate) oldest_unfinished: Option<Duration>,
     pub(crate) crowded: bool,
-    /// How many received messages are not due.
+    /// The number of received messages that are not due.
     pub(crate) waiting: usize,
     pub(crate) end: Option<LogEnd>,
 }

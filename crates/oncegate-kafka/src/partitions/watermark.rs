@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 pub(crate) struct Watermark {
     /// The received offsets from the first incomplete one on. The front is never complete.
     outstanding: VecDeque<Slot>,
-    /// How many slots were popped from the front; also the number of the slot now at the front.
+    /// The number of slots popped from the front; also the number of the slot now at the front.
     finished: u64,
     last_received: Option<i64>,
     /// Every offset before this one has been received or has no message (transaction marker,
@@ -26,8 +26,8 @@ pub(crate) struct Watermark {
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     offset: i64,
-    /// When it was received, in milliseconds on its owner's clock, times two; plus one once it is
-    /// complete. Packed into one word, so that a slot takes 16 bytes.
+    /// The time at which it was received, in milliseconds on its owner's clock, times two; plus one
+    /// once it is complete. Packed into one word, so that a slot takes 16 bytes.
     at_ms_and_complete: u64,
 }
 

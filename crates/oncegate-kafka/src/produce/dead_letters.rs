@@ -13,8 +13,9 @@ use crate::ask::rights;
 use crate::ask::topics;
 use crate::client::headers::{FIRST_FAILED_HEADER, ID_HEADER, PREFIX, ROUTE_HEADER, SCOPE_HEADER};
 use crate::client::inquiry;
-use crate::client::producer::{self, DurableProducer, is_connection};
+use crate::client::producer::{DurableProducer, is_connection};
 use crate::client::properties::Properties;
+use crate::client::remedies;
 use crate::client::settings;
 use oncegate_core::reason::one_line;
 use oncegate_runtime::dead_letters::{
@@ -124,7 +125,8 @@ impl DeadLetters for KafkaDeadLetters {
         let mut config = ClientConfig::new();
         config.extend(connection.iter().cloned());
         config.set("bootstrap.servers", &self.brokers);
-        let (brokers, topic) = (self.brokers.clone(), self.topic.clone());
+        let brokers = self.brokers.clone();
+        let topic = self.topic.clone();
         let timeout = self.open_timeout;
         let asking = tokio::task::spawn_blocking(move || {
             let client = inquiry::client(config)?;
@@ -157,7 +159,7 @@ impl DeadLetters for KafkaDeadLetters {
                 "dead letter could not be written to topic {}: {why}",
                 self.topic
             );
-            match producer::remedy(&error) {
+            match remedies::remedy(&error) {
                 Some(remedy) => DeadLetterRefused::new(format!("{what}; {remedy}")).into(),
                 None => what.into(),
             }

@@ -1,4 +1,4 @@
-//! What is written: dead letters, messages of an outbox, copies.
+//! Writers of dead letters, messages of an outbox, and copies.
 
 pub(crate) mod dead_letters;
 pub(crate) mod publisher;

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 
 use crate::client::producer::{self, Content, DurableProducer};
 use crate::client::properties::Properties;
+use crate::client::remedies;
 use crate::client::settings;
 use oncegate_outbox::{ID_HEADER, OutboxMessage, PublishError, Publisher};
 use oncegate_runtime::failure::BoxError;
@@ -59,7 +60,7 @@ impl KafkaPublisher {
         self
     }
 
-    /// Whether a password or token would be sent to another machine in plain text.
+    /// Returns whether a password or token would be sent to another machine in plain text.
     pub fn shows_login(&self) -> bool {
         settings::shows_login(&self.brokers, &self.properties.unread())
     }
@@ -72,7 +73,7 @@ impl KafkaPublisher {
         Ok(producer::refuse(&self.properties.unread())?)
     }
 
-    /// The producer; the first call makes it.
+    /// Returns the producer, which the first call makes.
     fn producer(&self) -> Result<Arc<DurableProducer>, BoxError> {
         let mut producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
         match &*producer {
@@ -98,8 +99,8 @@ impl Publisher for KafkaPublisher {
         let producer = self
             .producer()
             .map_err(|error| PublishError::TopicRefused(error.to_string()))?;
-        let (key, payload) = (message.key_bytes(), message.payload());
-        let payload = payload.map(|payload| &**payload);
+        let key = message.key_bytes();
+        let payload = message.payload().map(|payload| &**payload);
         let content = Content {
             partition: None,
             key: key.map(|key| &**key),
@@ -115,8 +116,8 @@ impl Publisher for KafkaPublisher {
             .await
             .map_err(|error| {
                 let why = producer.explain(&error);
-                match producer::remedy(&error) {
-                    Some(remedy) if producer::is_about_the_topic(&error) => {
+                match remedies::remedy(&error) {
+                    Some(remedy) if remedies::is_about_the_topic(&error) => {
                         PublishError::TopicRefused(format!("{why}; {remedy}"))
                     }
                     Some(remedy) => PublishError::Refused(format!("{why}; {remedy}")),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -58,10 +58,9 @@ struct Progress {
 impl KafkaDeadLetterReader {
     /// Creates a reader for `topic` in the cluster at `brokers` (`"host:port,host:port"`).
     pub fn new(brokers: impl Into<String>, topic: impl Into<String>) -> Self {
-        let (brokers, topic) = (brokers.into(), topic.into());
         Self {
-            brokers,
-            topic,
+            brokers: brokers.into(),
+            topic: topic.into(),
             properties: Vec::new(),
             group: None,
             open: None,
@@ -98,13 +97,15 @@ impl DeadLetterReader for KafkaDeadLetterReader {
     async fn open(&mut self) -> Result<(), SourceError> {
         settings::check_topic(&self.topic)?;
         let producer = DurableProducer::new(&self.brokers, self.properties.clone().into())?;
-        let (mut progress, mut starts) = (None, BTreeMap::new());
+        let mut progress = None;
+        let mut starts = BTreeMap::new();
         if let Some(group) = &self.group {
             let mut config = settings::client(&self.brokers, &self.properties)?;
             config
                 .set("group.id", group)
                 .set("enable.auto.commit", "false");
-            let (brokers, topic) = (self.brokers.clone(), self.topic.clone());
+            let brokers = self.brokers.clone();
+            let topic = self.topic.clone();
             let asking = blocking(move || {
                 let client = inquiry::client(config)?;
                 let starts = group_offsets::of_client(&client, &brokers, &topic)?;
@@ -119,10 +120,9 @@ impl DeadLetterReader for KafkaDeadLetterReader {
                 held: BTreeSet::new(),
             });
         }
-        let (brokers, topic) = (self.brokers.clone(), self.topic.clone());
         let reader = TopicReader::open_window(
-            brokers,
-            topic,
+            self.brokers.clone(),
+            self.topic.clone(),
             self.properties.clone(),
             TopicWindow::starting(starts),
         )
@@ -280,35 +280,53 @@ fn commit(
 
 /// Decodes a dead letter that oncegate wrote; `None` for other messages.
 fn read(kept: &Message) -> Option<DeadLetter> {
-    let word = |name: &str| std::str::from_utf8(kept.header(&format!("{PREFIX}{name}"))?).ok();
-    let time = |name: &str| time_of(word(name)?.parse().ok()?);
-    let kafka = || {
-        Some(Origin::Kafka {
-            topic: word("origin-topic")?.into(),
-            partition: word("origin-partition")?.parse().ok()?,
-            offset: word("origin-offset")?.parse().ok()?,
-        })
+    let origin = match kafka_origin(kept) {
+        Some(origin) => origin,
+        None => Origin::parse(word(kept, "origin")?),
     };
-    let origin = kafka().or_else(|| Some(Origin::parse(word("origin")?)))?;
-    let own = |header: &&Header| !header.name.starts_with(PREFIX);
-    let own: Vec<Header> = kept.headers().iter().filter(own).cloned().collect();
-    let mut message = Message::new(word("route")?, origin, kept.payload_bytes()).with_headers(own);
+    let own: Vec<Header> = kept
+        .headers()
+        .iter()
+        .filter(|header| !header.name.starts_with(PREFIX))
+        .cloned()
+        .collect();
+    let route = word(kept, "route")?;
+    let mut message = Message::new(route, origin, kept.payload_bytes()).with_headers(own);
     if let Some(key) = kept.key() {
         message = message.with_key(Bytes::copy_from_slice(key));
     }
-    if let Some(timestamp_ms) = word("origin-timestamp").and_then(|millis| millis.parse().ok()) {
+    if let Some(timestamp_ms) =
+        word(kept, "origin-timestamp").and_then(|millis| millis.parse().ok())
+    {
         message = message.with_timestamp_ms(timestamp_ms);
     }
     Some(DeadLetter {
         message,
-        scope: word("scope")?.to_owned(),
-        key: word("key").map(str::to_owned),
-        cause: word("cause")?.parse().ok()?,
-        reason: word("reason").unwrap_or_default().to_owned(),
-        attempts: word("attempts")
+        scope: word(kept, "scope")?.to_owned(),
+        key: word(kept, "key").map(str::to_owned),
+        cause: word(kept, "cause")?.parse().ok()?,
+        reason: word(kept, "reason").unwrap_or_default().to_owned(),
+        attempts: word(kept, "attempts")
             .and_then(|count| count.parse().ok())
             .unwrap_or(0),
-        first_failed_at: time("first-failed-at"),
-        failed_at: time("failed-at")?,
+        first_failed_at: time(kept, "first-failed-at"),
+        failed_at: time(kept, "failed-at")?,
+    })
+}
+
+/// Returns the text of one of our headers, by its name without the prefix.
+fn word<'a>(kept: &'a Message, name: &str) -> Option<&'a str> {
+    std::str::from_utf8(kept.header(&format!("{PREFIX}{name}"))?).ok()
+}
+
+fn time(kept: &Message, name: &str) -> Option<SystemTime> {
+    time_of(word(kept, name)?.parse().ok()?)
+}
+
+fn kafka_origin(kept: &Message) -> Option<Origin> {
+    Some(Origin::Kafka {
+        topic: word(kept, "origin-topic")?.into(),
+        partition: word(kept, "origin-partition")?.parse().ok()?,
+        offset: word(kept, "origin-offset")?.parse().ok()?,
     })
 }

@@ -27,17 +27,17 @@ const BATCH_MAX: usize = 1_000;
 /// A batch ends at this many bytes.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// How many batches are prefetched.
+/// The number of batches that are prefetched.
 const BATCHES_AHEAD: usize = 4;
 
 /// Time limit of each request to the brokers while opening.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long to wait for the next message before the reader fails. The missing messages existed when
+/// The time to wait for the next message before the reader fails. The missing messages existed when
 /// it opened.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// How long one poll waits.
+/// The time that one poll waits.
 const POLL: Duration = Duration::from_millis(100);
 
 /// Reads the messages of a topic, in order within each partition, up to the end that the topic has
@@ -55,7 +55,7 @@ pub struct TopicReader {
 
 struct Batch {
     messages: Vec<Message>,
-    /// How many offsets are read, including those without a message.
+    /// The number of offsets read, including those without a message.
     position: u64,
 }
 
@@ -83,7 +83,8 @@ impl TopicReader {
         properties: impl IntoIterator<Item = (String, String)>,
         window: TopicWindow,
     ) -> Result<Self, SourceError> {
-        let (brokers, topic): (String, String) = (brokers.into(), topic.into());
+        let brokers: String = brokers.into();
+        let topic: String = topic.into();
         let properties: Vec<_> = properties.into_iter().collect();
         settings::check_topic(&topic)?;
         let mut config = settings::client(&brokers, &properties)?;
@@ -98,16 +99,19 @@ impl TopicReader {
             .set("auto.offset.reset", "earliest");
         let (batches, receiver) = mpsc::channel(BATCHES_AHEAD);
         let (opened, opening) = oneshot::channel();
-        let body = move || match Reading::open(&config, &brokers, &topic, &window) {
-            Ok(mut reading) => {
-                if opened.send(Ok(reading.offsets())).is_ok() {
-                    reading.run(&batches);
-                }
-            }
-            Err(error) => drop(opened.send(Err(error))),
-        };
         let thread = std::thread::Builder::new().name("oncegate-reader".to_owned());
-        thread.spawn(body).map_err(|error| {
+        let spawned =
+            thread.spawn(
+                move || match Reading::open(&config, &brokers, &topic, &window) {
+                    Ok(mut reading) => {
+                        if opened.send(Ok(reading.offsets())).is_ok() {
+                            reading.run(&batches);
+                        }
+                    }
+                    Err(error) => drop(opened.send(Err(error))),
+                },
+            );
+        spawned.map_err(|error| {
             SourceError::caused("cannot start the thread that reads the topic", error)
         })?;
         let offsets = opening
@@ -181,7 +185,7 @@ struct Reading {
     routes: Routes,
     /// The offsets left to read, by partition.
     left: HashMap<i32, Range>,
-    /// How many offsets the finished partitions had.
+    /// The number of offsets that the finished partitions had.
     finished: u64,
     messages: Vec<Message>,
     bytes: usize,
@@ -225,7 +229,8 @@ impl Reading {
                 })?;
             kept.insert(partition, first..end);
         }
-        let (mut left, mut assignment) = (HashMap::new(), TopicPartitionList::new());
+        let mut left = HashMap::new();
+        let mut assignment = TopicPartitionList::new();
         for (partition, ops::Range { start: first, end }) in
             window.apply(&consumer, topic, kept, OPEN_TIMEOUT)?
         {
@@ -280,6 +285,7 @@ impl Reading {
                     if progress {
                         progressed_at = Instant::now();
                     }
+                    // What has arrived does not wait for messages that are late.
                     let pause = !progress && !self.messages.is_empty();
                     let full = self.messages.len() >= BATCH_MAX || self.bytes >= BATCH_BYTES;
                     if pause || full || self.left.is_empty() {
@@ -313,12 +319,14 @@ impl Reading {
         match self.consumer.poll(POLL) {
             None => Ok(false),
             Some(Ok(borrowed)) => {
-                let (partition, offset) = (borrowed.partition(), borrowed.offset());
+                let partition = borrowed.partition();
+                let offset = borrowed.offset();
                 let Some(range) = self.left.get_mut(&partition) else {
                     return Ok(false);
                 };
                 range.next = range.next.max(offset + 1);
-                let (wanted, over) = (offset < range.end, range.next >= range.end);
+                let wanted = offset < range.end;
+                let over = range.next >= range.end;
                 if wanted {
                     let message = convert::message(&self.topic, self.routes, &borrowed);
                     self.bytes += message.size_bytes();

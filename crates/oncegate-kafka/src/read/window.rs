@@ -1,4 +1,4 @@
-//! Which messages of a topic are read.
+//! Selects the messages of a topic that are read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -17,7 +17,7 @@ use oncegate_runtime::source::SourceError;
 /// default all of them, with the topic as route.
 #[derive(Clone, Debug, Default)]
 pub struct TopicWindow {
-    /// `None` stands for all.
+    /// The partitions; `None` for all.
     partitions: Option<BTreeSet<i32>>,
     offsets: BTreeMap<i32, Range<i64>>,
     from_offset: Option<i64>,
@@ -28,7 +28,7 @@ pub struct TopicWindow {
 }
 
 impl TopicWindow {
-    /// All messages.
+    /// The window of all messages.
     pub fn new() -> Self {
         Self::default()
     }
@@ -127,34 +127,43 @@ impl TopicWindow {
             .copied()
             .filter(|partition| self.chooses(*partition))
             .collect();
-        let at = |time: Option<SystemTime>| match time {
-            Some(time) => offsets_at(client, topic, &chosen, time, timeout).map(Some),
-            None => Ok(None),
-        };
-        let (since, until) = (at(self.since)?, at(self.until)?);
-        let cut = |(partition, kept): (i32, Range<i64>)| {
-            let given = self.offsets.get(&partition);
-            // A time after the last message has no offset.
-            let found = |times: &Option<BTreeMap<i32, i64>>| {
-                times
-                    .as_ref()
-                    .map(|times| times.get(&partition).copied().unwrap_or(kept.end))
-            };
-            let starts = [
-                self.from_offset,
-                given.map(|given| given.start),
-                found(&since),
-            ];
-            let ends = [self.to_offset, given.map(|given| given.end), found(&until)];
-            let start = starts.into_iter().flatten().fold(kept.start, i64::max);
-            let end = ends.into_iter().flatten().fold(kept.end, i64::min);
-            (partition, start..end.max(start))
-        };
+        let since = self
+            .since
+            .map(|time| offsets_at(client, topic, &chosen, time, timeout))
+            .transpose()?;
+        let until = self
+            .until
+            .map(|time| offsets_at(client, topic, &chosen, time, timeout))
+            .transpose()?;
         Ok(kept
             .into_iter()
             .filter(|(partition, _)| self.chooses(*partition))
-            .map(cut)
+            .map(|(partition, kept)| {
+                let since = since
+                    .as_ref()
+                    .map(|times| offset_of(times, partition, &kept));
+                let until = until
+                    .as_ref()
+                    .map(|times| offset_of(times, partition, &kept));
+                (partition, self.cut(partition, &kept, since, until))
+            })
             .collect())
+    }
+
+    /// Returns the offsets of `kept` that are in the window, whose times are given as offsets.
+    fn cut(
+        &self,
+        partition: i32,
+        kept: &Range<i64>,
+        since: Option<i64>,
+        until: Option<i64>,
+    ) -> Range<i64> {
+        let given = self.offsets.get(&partition);
+        let starts = [self.from_offset, given.map(|given| given.start), since];
+        let ends = [self.to_offset, given.map(|given| given.end), until];
+        let start = starts.into_iter().flatten().fold(kept.start, i64::max);
+        let end = ends.into_iter().flatten().fold(kept.end, i64::min);
+        start..end.max(start)
     }
 
     fn chooses(&self, partition: i32) -> bool {
@@ -162,6 +171,11 @@ impl TopicWindow {
             .as_ref()
             .is_none_or(|chosen| chosen.contains(&partition))
     }
+}
+
+/// Returns the offset of a time. A time after the last message has none, and stands for the end.
+fn offset_of(times: &BTreeMap<i32, i64>, partition: i32, kept: &Range<i64>) -> i64 {
+    times.get(&partition).copied().unwrap_or(kept.end)
 }
 
 /// The offset of the first message with this timestamp or a later one, for partitions that have

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use oncegate_testing::promise::{Occurrence, STORE_LOSS};
 
-use super::stage::{Server, Stage, StoreKind};
+use super::settings::StoreKind;
+use super::stage::{Server, Stage};
 use super::stdio::TIME_LIMIT;
 use super::work::{LEASE, SESSION};
 use crate::proxy::Mode;

@@ -41,7 +41,9 @@ impl Trap {
                 .next()
                 .expect("a trap is POINT:PASSES:FATE, and perhaps a file")
         };
-        let (point, passes, fate) = (part().to_owned(), part(), part());
+        let point = part().to_owned();
+        let passes = part();
+        let fate = part();
         let fate = match fate {
             "stop" => Fate::Stops(part().into()),
             "hold" => Fate::IsHeld(part().into()),

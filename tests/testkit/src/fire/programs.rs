@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use oncegate_testing::promise::Occurrence;
 
 use super::faults::Fault;
-use super::stage::{Stage, StoreKind, WorkerSettings};
+use super::settings::{StoreKind, WorkerSettings};
+use super::stage::Stage;
 use super::stdio::{HUNG, PROGRAM_LEASE, PlannedHang, Silence, TIME_LIMIT, crew_of, hangs_of};
 use super::work::{MAX_ATTEMPTS, SESSION, TAKES_LONG};
 use crate::process;

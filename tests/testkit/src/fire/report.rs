@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::stage::StoreKind;
+use super::settings::StoreKind;
 
 /// What came out of one run.
 #[derive(Clone, Debug, Serialize)]

@@ -12,7 +12,8 @@ use super::commits::commits;
 use super::faults::{Fault, Place};
 use super::outside::{Seen, judge_programs};
 use super::report::Report;
-use super::stage::{Server, Stage, StoreKind};
+use super::settings::StoreKind;
+use super::stage::{Server, Stage};
 use super::work::MAX_ATTEMPTS;
 use crate::broker::KafkaBroker;
 

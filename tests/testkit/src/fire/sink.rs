@@ -75,13 +75,15 @@ impl Sink {
                 "INSERT INTO calls (payment, fencing_token, accepted) VALUES (?1, ?2, ?3)",
                 params![payment, fencing_token, accepted],
             )
-            .and_then(|_| match accepted {
-                true => transaction.execute(
+            .and_then(|_| {
+                if !accepted {
+                    return Ok(0);
+                }
+                transaction.execute(
                     "INSERT INTO fencing_tokens VALUES (?1, ?2) \
                      ON CONFLICT (payment) DO UPDATE SET fencing_token = max(fencing_token, ?2)",
                     params![payment, fencing_token],
-                ),
-                false => Ok(0),
+                )
             });
         written.expect("the sink can be written");
         transaction.commit().expect("the sink can commit");

@@ -1,7 +1,7 @@
 //! The servers, the workers and the witnesses of one run.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
@@ -11,11 +11,11 @@ use oncegate::{Key, Message, Origin};
 use oncegate_testing::promise::{
     EffectName, History, Occurrence, POINTS, Point, ProducedMessage, completed_keys,
 };
-use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use super::points::VARIABLE;
 use super::programs::oncegate_run;
+use super::settings::{StoreKind, WorkerSettings};
 use super::work::{ORDERS_OF_EVERY_FATE, PAYS_AT_ONCE};
 use crate::PostgresServer;
 use crate::broker::KafkaBroker;
@@ -25,92 +25,7 @@ use crate::process::{self, Process};
 use crate::proxy::Proxy;
 use crate::record::Record;
 use crate::redis::RedisServer;
-use crate::unique;
 use crate::until::until;
-
-/// Which store the workers use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum StoreKind {
-    /// A Redis server of the run's own.
-    Redis,
-    /// One file that all workers share.
-    Sqlite,
-    /// A PostgreSQL server of the run's own.
-    Postgres,
-}
-
-/// How the members of a group agree on the assignment of partitions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Protocol {
-    /// Among themselves, cooperatively.
-    Classic,
-    /// The broker assigns. It also decides on the members' sessions.
-    New,
-}
-
-/// Settings of a worker process.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct WorkerSettings {
-    /// Which store.
-    pub store: StoreKind,
-    /// Its URL or path.
-    pub address: String,
-    /// The scope of the keys.
-    pub scope: String,
-    /// The Kafka brokers.
-    pub brokers: String,
-    /// The consumer group.
-    pub group: String,
-    /// Where orders come from.
-    pub topic: String,
-    /// The dead-letter topic.
-    pub dead_topic: String,
-    /// The file of the effects.
-    pub ledger: PathBuf,
-    /// The file of the history.
-    pub history: PathBuf,
-    /// Downstream systems that are paid as well.
-    pub sinks: Vec<PathBuf>,
-    /// Where every retry waits, and for how long; in its lane without.
-    pub retries: Option<(Duration, String)>,
-    /// How the worker is a member of its group.
-    pub protocol: Protocol,
-    /// How long its poll thread may be away; as by default without.
-    pub poll_interval: Option<Duration>,
-}
-
-impl WorkerSettings {
-    /// A classic member of a new group, with a new scope, whose files are in `folder`.
-    #[must_use]
-    pub fn new(
-        (store, address): (StoreKind, &str),
-        kafka: &Kafka,
-        (topic, dead_topic): (String, String),
-        folder: &Path,
-    ) -> Self {
-        Self {
-            store,
-            address: address.to_owned(),
-            scope: unique("fire"),
-            brokers: kafka.bootstrap().to_owned(),
-            group: unique("fire"),
-            topic,
-            dead_topic,
-            ledger: folder.join("ledger"),
-            history: folder.join("history"),
-            sinks: Vec::new(),
-            retries: None,
-            protocol: Protocol::Classic,
-            poll_interval: None,
-        }
-    }
-
-    /// The settings as the argument of a worker.
-    pub(super) fn as_json(&self) -> String {
-        serde_json::to_string(self).expect("settings are plain data")
-    }
-}
 
 /// The store's server, where it has one.
 pub(super) enum Server {
@@ -179,10 +94,8 @@ impl<'a> Stage<'a> {
             None => Kafka::shared().await,
         };
         let folder = tempfile::tempdir().expect("a folder can be made");
-        let (topic, dead_topic) = (
-            kafka.new_topic("fire", PARTITIONS).await,
-            kafka.new_topic("fire-dead", 1).await,
-        );
+        let topic = kafka.new_topic("fire", PARTITIONS).await;
+        let dead_topic = kafka.new_topic("fire-dead", 1).await;
         let (server, proxy, address) = match store {
             StoreKind::Redis => {
                 let server = RedisServer::synced().await;
@@ -411,10 +324,12 @@ impl<'a> Stage<'a> {
     /// Waits until everything is committed. Returns why not, when nothing has moved for a minute.
     pub(super) async fn quiet(&mut self) -> Result<(), String> {
         let ends = i64::try_from(self.produced.len()).expect("it is not that many");
-        let (mut last, mut moved_at) = (-1, Instant::now());
+        let mut last = -1;
+        let mut moved_at = Instant::now();
         loop {
             self.replace_the_dead();
-            let (kafka, settings) = (self.kafka.clone(), self.settings.clone());
+            let kafka = self.kafka.clone();
+            let settings = self.settings.clone();
             let asked = tokio::spawn(async move {
                 kafka
                     .committed_offsets(&settings.group, &settings.topic)
@@ -428,7 +343,8 @@ impl<'a> Stage<'a> {
                 return Ok(());
             }
             if committed != last {
-                (last, moved_at) = (committed, Instant::now());
+                last = committed;
+                moved_at = Instant::now();
             }
             if moved_at.elapsed() > STUCK_AFTER {
                 return Err(format!(
@@ -521,7 +437,8 @@ impl<'a> Stage<'a> {
             return;
         };
         // Less the questions of this wait itself.
-        let (before, mut asked) = (server.times_looked_at().await, 0);
+        let before = server.times_looked_at().await;
+        let mut asked = 0;
         let enough = 2 * self
             .workers
             .iter()

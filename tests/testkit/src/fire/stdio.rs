@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::faults::Fault;
-use super::stage::WorkerSettings;
+use super::settings::WorkerSettings;
 use super::work::{FAILS_FOR, Fate, LEASE, Order};
 use crate::ledger::Ledger;
 

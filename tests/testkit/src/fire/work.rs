@@ -23,8 +23,8 @@ use oncegate_testing::promise::{
 use serde::Deserialize;
 
 use super::points::Traps;
+use super::settings::{Protocol, StoreKind, WorkerSettings};
 use super::sink::Sink;
-use super::stage::{Protocol, StoreKind, WorkerSettings};
 use crate::ledger::Ledger;
 
 /// How long a claim protects its owner.
@@ -100,11 +100,9 @@ impl Handler for Pay {
 
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
         let order: Order = message.json()?;
-        let (key, origin, number) = (
-            self.key(message).unwrap_or_default(),
-            message.origin().to_string(),
-            attempt.number(),
-        );
+        let key = self.key(message).unwrap_or_default();
+        let origin = message.origin().to_string();
+        let number = attempt.number();
         let content = order.amount.to_string();
         let fencing_token = attempt.fencing_token();
         let begun = Occurrence::Begun {

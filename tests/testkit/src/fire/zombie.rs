@@ -6,7 +6,8 @@ use std::time::Duration;
 use oncegate_testing::promise::Point;
 
 use super::points::VARIABLE;
-use super::stage::{STOP_LIMIT, WorkerSettings};
+use super::settings::WorkerSettings;
+use super::stage::STOP_LIMIT;
 use crate::process::{self, Process};
 use crate::until::until;
 

@@ -29,11 +29,11 @@ const ANSWER_MAX_BYTES: usize = 64 * 1024;
 /// The most characters of the server's word for an error that are repeated.
 const ERROR_MAX_CHARS: usize = 64;
 
-/// How far this machine's clock may be ahead of the token server's: a token that ended before is of
-/// no use.
+/// The time by which this machine's clock may be ahead of the token server's: a token that ended
+/// before is of no use.
 const CLOCKS_MAY_DIFFER: Duration = Duration::from_secs(300);
 
-/// What stays as it is in a form.
+/// The characters that stay as they are in a form.
 const FORM: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -62,7 +62,7 @@ struct Refused {
     error: String,
 }
 
-/// What a token that is a JWT says.
+/// The claims of a token that is a JWT.
 #[derive(Default, Deserialize)]
 struct Claims {
     sub: Option<String>,
@@ -86,7 +86,7 @@ impl ClientCredentials {
         })
     }
 
-    /// What to say of a server that does not answer.
+    /// The text about a server that does not answer.
     pub(super) fn server(&self) -> String {
         format!(
             "the token server at {} does not answer ({ENDPOINT})",
@@ -132,7 +132,6 @@ impl ClientCredentials {
     }
 
     async fn ask(&self) -> Result<(StatusCode, Bytes), TokenError> {
-        let escaped = |text: &str| utf8_percent_encode(text, FORM).to_string();
         let mut form = "grant_type=client_credentials".to_owned();
         if let Some(scope) = &self.scope {
             form = format!("{form}&scope={}", escaped(scope));
@@ -152,36 +151,42 @@ impl ClientCredentials {
             .enable_http1()
             .build();
         let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build(connector);
-        let failed = |error: &dyn std::error::Error| {
-            let why = chain(error);
-            if why.contains("invalid peer certificate") {
-                return TokenError::refused(format!(
-                    "the certificate of the token server at {} is not accepted ({AUTHORITIES}): {why}",
-                    self.host()
-                ));
-            }
-            TokenError::away(format!("{}: {why}", self.server()))
-        };
         let response = client
             .request(request)
             .await
-            .map_err(|error| failed(&error))?;
+            .map_err(|error| self.failed(&error))?;
         let status = response.status();
         let body = Limited::new(response.into_body(), ANSWER_MAX_BYTES)
             .collect()
             .await;
-        Ok((status, body.map_err(|error| failed(&*error))?.to_bytes()))
+        Ok((
+            status,
+            body.map_err(|error| self.failed(&*error))?.to_bytes(),
+        ))
+    }
+
+    /// The error of a request without an answer.
+    fn failed(&self, error: &dyn std::error::Error) -> TokenError {
+        let why = chain(error);
+        if why.contains("invalid peer certificate") {
+            return TokenError::refused(format!(
+                "the certificate of the token server at {} is not accepted ({AUTHORITIES}): {why}",
+                self.host()
+            ));
+        }
+        TokenError::away(format!("{}: {why}", self.server()))
+    }
+
+    fn useless(&self, why: &str) -> TokenError {
+        TokenError::refused(format!(
+            "the token server at {} ({ENDPOINT}) {why}",
+            self.host()
+        ))
     }
 
     fn granted(&self, body: &[u8]) -> Result<OAuthToken, TokenError> {
-        let useless = |why: &str| {
-            TokenError::refused(format!(
-                "the token server at {} ({ENDPOINT}) {why}",
-                self.host()
-            ))
-        };
         let granted: Granted =
-            serde_json::from_slice(body).map_err(|_| useless("grants no access_token"))?;
+            serde_json::from_slice(body).map_err(|_| self.useless("grants no access_token"))?;
         let claims = claims(&granted.access_token);
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -192,19 +197,17 @@ impl ClientCredentials {
                 .and_then(|valid| now.checked_add(valid)),
             (None, Some(at)) => Duration::try_from_secs_f64(at).ok(),
             (None, None) => {
-                return Err(useless(
-                    "does not say how long its token is valid (expires_in)",
-                ));
+                return Err(self.useless("does not say how long its token is valid (expires_in)"));
             }
         };
         // The brokers go by what the token itself says. Some of them let such a token in, and close
         // the connection.
-        let is_over = |exp| {
-            Duration::try_from_secs_f64(exp)
-                .is_ok_and(|exp| exp.saturating_add(CLOCKS_MAY_DIFFER) < now)
-        };
-        let ends = ends.filter(|ends| *ends > now && !claims.exp.is_some_and(is_over));
-        let ends = ends.ok_or_else(|| useless("grants a token that has expired"))?;
+        let is_over = claims
+            .exp
+            .and_then(|exp| Duration::try_from_secs_f64(exp).ok())
+            .is_some_and(|exp| exp.saturating_add(CLOCKS_MAY_DIFFER) < now);
+        let ends = ends.filter(|ends| *ends > now && !is_over);
+        let ends = ends.ok_or_else(|| self.useless("grants a token that has expired"))?;
         Ok(OAuthToken {
             token: granted.access_token,
             principal_name: claims
@@ -233,9 +236,9 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore, TokenError> {
         None => rustls_native_certs::load_native_certs().certs,
         Some(file) => {
             let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
-            let refuse =
-                |error| TokenError::refused(format!("{AUTHORITIES}: {}: {error}", file.display()));
-            read.map_err(refuse)?
+            read.map_err(|error| {
+                TokenError::refused(format!("{AUTHORITIES}: {}: {error}", file.display()))
+            })?
         }
     };
     let mut roots = RootCertStore::empty();
@@ -243,7 +246,12 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore, TokenError> {
     Ok(roots)
 }
 
-/// What a JWT says; nothing of another kind of token. The brokers verify it, not this client.
+fn escaped(text: &str) -> String {
+    utf8_percent_encode(text, FORM).to_string()
+}
+
+/// Returns the claims of a JWT; none of another kind of token. The brokers verify it, not this
+/// client.
 fn claims(token: &str) -> Claims {
     let payload = token
         .split('.')
@@ -256,7 +264,8 @@ fn claims(token: &str) -> Claims {
 
 /// The text of an error with its causes.
 fn chain(error: &dyn std::error::Error) -> String {
-    let (mut text, mut cause) = (error.to_string(), error.source());
+    let mut text = error.to_string();
+    let mut cause = error.source();
     while let Some(error) = cause {
         text = format!("{text}: {error}");
         cause = error.source();

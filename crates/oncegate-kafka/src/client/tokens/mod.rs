@@ -45,11 +45,11 @@ const PREFIX: &str = "sasl.oauthbearer.";
 #[cfg(any(feature = "oauth", feature = "msk-iam"))]
 const TOKEN_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// Where a client gets its tokens. A clone is another handle on the same.
+/// The source of a client's tokens. A clone is another handle on the same source.
 #[derive(Clone)]
 pub(crate) struct Tokens(Arc<Method>);
 
-/// Without a feature that has a method, there is none.
+/// A way to get tokens. Without a feature that has one, there is none.
 enum Method {
     #[cfg(feature = "oauth")]
     ClientCredentials(client_credentials::ClientCredentials),
@@ -57,11 +57,11 @@ enum Method {
     MskIam(msk_iam::MskIam),
 }
 
-/// Why there is no token.
+/// The reason for which there is no token.
 #[derive(Debug)]
 pub(crate) struct TokenError {
     text: String,
-    /// Whether a later attempt may succeed without any change of the settings.
+    /// `true` if a later attempt may succeed without any change of the settings.
     is_away: bool,
 }
 
@@ -97,10 +97,12 @@ impl fmt::Display for TokenError {
 
 impl Error for TokenError {}
 
-/// Whether these properties log in with tokens.
+/// Returns whether these properties log in with tokens.
 pub(crate) fn are_used(properties: &[Property]) -> bool {
-    let is_mechanism = |name: &str| matches!(name, "sasl.mechanism" | "sasl.mechanisms");
-    let last = properties.iter().rev().find(|(name, _)| is_mechanism(name));
+    let last = properties
+        .iter()
+        .rev()
+        .find(|(name, _)| matches!(name.as_str(), "sasl.mechanism" | "sasl.mechanisms"));
     last.is_some_and(|(_, value)| value.eq_ignore_ascii_case("OAUTHBEARER"))
 }
 
@@ -109,41 +111,33 @@ pub(crate) fn are_used(properties: &[Property]) -> bool {
 /// # Errors
 /// Names the property that is missing or wrong.
 pub(crate) fn check(properties: &[Property]) -> Result<(), SourceError> {
-    let refuse = |text: String| Err(SourceError::new(text));
     let known = [METHOD, ENDPOINT, CLIENT_ID, CLIENT_SECRET, SCOPE, REGION];
-    let ours = || {
-        properties
-            .iter()
-            .filter(|(name, _)| name.starts_with(PREFIX))
-    };
-    if ours().any(|(name, _)| name == EXTENSIONS) {
+    let ours: Vec<&str> = properties
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .filter(|name| name.starts_with(PREFIX))
+        .collect();
+    if ours.contains(&EXTENSIONS) {
         return refuse(format!(
             "the property {EXTENSIONS} cannot be sent by this client: where brokers need extensions, as Confluent Cloud does \
              (logicalCluster, identityPoolId), log in with an API key: sasl.mechanism=PLAIN, sasl.username, sasl.password"
         ));
     }
-    if let Some((name, _)) = ours().find(|(name, _)| !known.contains(&name.as_str())) {
+    if let Some(name) = ours.iter().find(|name| !known.contains(name)) {
         return refuse(format!(
             "the property {name} is not supported; known are {}",
             known.join(", ")
         ));
     }
-    let get = |wanted: &str| {
-        properties
-            .iter()
-            .rev()
-            .find(|(name, _)| name == wanted)
-            .map(|(_, value)| value)
-    };
     if !are_used(properties) {
-        return match ours().next() {
-            Some((name, _)) => refuse(format!(
+        return match ours.first() {
+            Some(name) => refuse(format!(
                 "the property {name} belongs to sasl.mechanism=OAUTHBEARER"
             )),
             None => Ok(()),
         };
     }
-    match get(METHOD).map(String::as_str) {
+    match value(properties, METHOD) {
         Some("oidc") => {
             if !cfg!(feature = "oauth") {
                 return refuse(format!(
@@ -152,12 +146,12 @@ pub(crate) fn check(properties: &[Property]) -> Result<(), SourceError> {
             }
             match [ENDPOINT, CLIENT_ID, CLIENT_SECRET]
                 .into_iter()
-                .find(|name| get(name).is_none())
+                .find(|name| value(properties, name).is_none())
             {
                 Some(missing) => refuse(format!(
                     "the property {missing} is missing: {METHOD}=oidc needs it"
                 )),
-                None => check_endpoint(get(ENDPOINT).map(String::as_str).unwrap_or_default()),
+                None => check_endpoint(value(properties, ENDPOINT).unwrap_or_default()),
             }
         }
         Some("aws_msk_iam") if cfg!(feature = "msk-iam") => Ok(()),
@@ -172,13 +166,25 @@ pub(crate) fn check(properties: &[Property]) -> Result<(), SourceError> {
     }
 }
 
+fn refuse(text: String) -> Result<(), SourceError> {
+    Err(SourceError::new(text))
+}
+
+/// Returns the last value of the property.
+fn value<'a>(properties: &'a [Property], name: &str) -> Option<&'a str> {
+    properties
+        .iter()
+        .rev()
+        .find(|(given, _)| given == name)
+        .map(|(_, value)| value.as_str())
+}
+
 /// Takes the properties about tokens out of a client's configuration.
 pub(crate) fn remove(config: &mut ClientConfig) {
-    let is_ours = |name: &&&str| name.starts_with(PREFIX) || **name == AUTHORITIES;
     let ours: Vec<String> = config
         .config_map()
         .keys()
-        .filter(is_ours)
+        .filter(|name| name.starts_with(PREFIX) || **name == AUTHORITIES)
         .map(|name| (*name).to_owned())
         .collect();
     for name in &ours {
@@ -186,8 +192,8 @@ pub(crate) fn remove(config: &mut ClientConfig) {
     }
 }
 
-/// The client's secret must not travel to another machine in plain text. A URL from a file is
-/// checked when it is used.
+/// Checks that the client's secret does not travel to another machine in plain text. A URL from a
+/// file is checked when it is used.
 fn check_endpoint(url: &str) -> Result<(), SourceError> {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let host = rest.split(['/', '?', '#', '\\']).next().unwrap_or_default();
@@ -201,20 +207,21 @@ fn check_endpoint(url: &str) -> Result<(), SourceError> {
         .rsplit_once(':')
         .map_or(host, |(host, _)| host)
         .trim_matches(['[', ']']);
-    let is_here = || {
-        host == "localhost"
-            || host
-                .parse::<std::net::IpAddr>()
-                .is_ok_and(|ip| ip.is_loopback())
-    };
     match scheme {
         "https" => Ok(()),
-        "http" if is_here() => Ok(()),
+        "http" if is_this_machine(host) => Ok(()),
         "" if url.is_empty() => Ok(()),
         _ => Err(SourceError::new(format!(
             "the property {ENDPOINT} must begin with https://, because the client's secret is sent there"
         ))),
     }
+}
+
+pub(super) fn is_this_machine(host: &str) -> bool {
+    host == "localhost"
+        || host
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|ip| ip.is_loopback())
 }
 
 impl Tokens {
@@ -230,29 +237,30 @@ impl Tokens {
             .keys()
             .map(|name| (*name).to_owned())
             .collect();
-        let value = |name: String| {
-            let value = config.get(&name).unwrap_or_default().to_owned();
-            (name, value)
-        };
-        let properties: Vec<Property> = names.into_iter().map(value).collect();
+        let properties: Vec<Property> = names
+            .into_iter()
+            .map(|name| {
+                let value = config.get(&name).unwrap_or_default().to_owned();
+                (name, value)
+            })
+            .collect();
         check(&properties)?;
         remove(config);
         if !are_used(&properties) {
             return Ok(None);
         }
-        let get = |wanted: &str| {
-            properties
-                .iter()
-                .find(|(name, _)| name == wanted)
-                .map(|(_, value)| value.clone())
-        };
-        match get(METHOD).as_deref() {
+        match value(&properties, METHOD) {
             #[cfg(feature = "oauth")]
-            Some("oidc") => client_credentials::ClientCredentials::of(get)
-                .map(Method::ClientCredentials)
-                .map(Some),
+            Some("oidc") => client_credentials::ClientCredentials::of(|name| {
+                value(&properties, name).map(str::to_owned)
+            })
+            .map(Method::ClientCredentials)
+            .map(Some),
             #[cfg(feature = "msk-iam")]
-            Some("aws_msk_iam") => Ok(Some(Method::MskIam(msk_iam::MskIam::new(get(REGION))))),
+            Some("aws_msk_iam") => {
+                let region = value(&properties, REGION).map(str::to_owned);
+                Ok(Some(Method::MskIam(msk_iam::MskIam::new(region))))
+            }
             _ => Ok(None),
         }
         .map(|method| method.map(|method| Self(Arc::new(method))))
@@ -300,7 +308,7 @@ impl Tokens {
 
 #[cfg(any(feature = "oauth", feature = "msk-iam"))]
 impl Method {
-    /// What does not answer.
+    /// The text about a server that does not answer.
     fn server(&self) -> String {
         match self {
             #[cfg(feature = "oauth")]

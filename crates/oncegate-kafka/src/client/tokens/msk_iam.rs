@@ -20,10 +20,10 @@ use rdkafka::client::OAuthToken;
 
 use super::{METHOD, REGION, TokenError};
 
-/// How long a token is valid: what the signers of AWS use, and the most that a broker accepts.
+/// The validity of a token: that of AWS's signers, and the most that a broker accepts.
 const VALID: Duration = Duration::from_secs(900);
 
-/// What stays as it is in a query.
+/// The characters that stay as they are in a query.
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -55,18 +55,19 @@ impl MskIam {
                 "{METHOD}=aws_msk_iam needs a region: set {REGION}, or AWS_REGION"
             ))
         })?;
-        let without = |why: String| {
-            TokenError::away(format!("{METHOD}=aws_msk_iam: no AWS credentials: {why}"))
-        };
         let provider = config
             .credentials_provider()
-            .ok_or_else(|| without("no provider".to_owned()))?;
+            .ok_or_else(|| no_credentials("no provider"))?;
         let credentials = provider
             .provide_credentials()
             .await
-            .map_err(|error| without(error.to_string()))?;
+            .map_err(no_credentials)?;
         signed(region.as_ref(), credentials, SystemTime::now())
     }
+}
+
+fn no_credentials(why: impl std::fmt::Display) -> TokenError {
+    TokenError::away(format!("{METHOD}=aws_msk_iam: no AWS credentials: {why}"))
 }
 
 /// The token of these credentials, signed at `now`. It ends with them, if that is earlier than its
