@@ -192,7 +192,7 @@ async fn no_ack_while_the_answer_to_the_completion_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_ack_while_nobody_knows_whether_the_completion_was_executed() {
+async fn no_ack_while_the_completion_is_unknown() {
     assert_eq!(run(Completions::Vanish).await, 1);
 }
 

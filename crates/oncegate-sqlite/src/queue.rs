@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_sleeps_through_an_arrival() {
+    fn an_arrival_wakes_the_waiting_thread() {
         const PUSHERS: usize = 4;
         const EACH: usize = 2_000;
         let queue = Queue::new();
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_waits_for_nobody_beside_something_urgent() {
+    fn a_turn_with_something_urgent_waits_for_no_more() {
         let queue = Queue::new();
         queue.push(urgent(1)).unwrap();
         assert_eq!(more(&queue, 5), [1]);

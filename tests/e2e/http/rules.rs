@@ -210,7 +210,7 @@ async fn a_repetition_that_waits_gets_the_first_response() {
 
 // invariant: response-to-another
 #[tokio::test]
-async fn callers_share_no_keys_and_nobody_has_none() {
+async fn callers_share_no_keys_and_each_has_one() {
     let world = World::new().await;
     let client = world.http1();
     for user in ["one", "two", "single tenant"] {
@@ -353,7 +353,7 @@ async fn problems_lie_where_the_service_says() {
 }
 
 #[tokio::test]
-async fn a_gate_with_another_key_serves_nobody() {
+async fn a_gate_with_another_key_serves_no_request() {
     let gate = Gate::new("payments", Key::json(["order"]), MemoryStore::new());
     let layer = IdempotencyLayer::new(gate, Principal::single_tenant());
     assert!(

@@ -75,7 +75,7 @@ async fn a_response_leaves_only_after_its_completion() {
 }
 
 #[tokio::test]
-async fn whoever_lost_his_key_answers_with_the_winners_response() {
+async fn a_request_that_lost_its_key_gets_the_winners_response() {
     let world = World::new().await;
     let client = world.http1();
     let loser = tokio::spawn(async move { client.send(told("k", &headers("hold"))).await });

@@ -140,7 +140,7 @@ async fn a_route_header_is_kept_and_a_bad_one_is_none() {
 }
 
 #[tokio::test]
-async fn a_header_whose_name_is_not_utf8_stops_nobody() {
+async fn a_header_whose_name_is_not_utf8_stops_no_message() {
     let kafka = Kafka::shared().await;
     let topic = kafka.new_topic("name", 1).await;
     raw_produce(

@@ -140,7 +140,7 @@ async fn a_source_that_is_dropped_leaves_its_group_all_the_same() {
 /// this often, at once.
 // invariant: member-that-has-gone
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_goes_is_no_member_any_more() {
+async fn a_consumer_that_stops_is_no_member_any_more() {
     const AT_ONCE: usize = 8;
     const IN_TURN: usize = 10;
     let kafka = Kafka::shared().await;

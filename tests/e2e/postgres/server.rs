@@ -298,7 +298,7 @@ async fn a_server_that_starts_late_is_waited_for_as_long_as_it_is_told() {
 }
 
 #[tokio::test]
-async fn a_row_that_somebody_holds_blocks_nobody_for_ever() {
+async fn a_locked_row_blocks_no_other_for_ever() {
     let postgres = Postgres::shared().await;
     hand::store(&postgres).await;
     let limit = Duration::from_secs(2);

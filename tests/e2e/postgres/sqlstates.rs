@@ -97,7 +97,7 @@ async fn each_error_says_what_it_means_and_repeats_no_data() {
 }
 
 #[tokio::test]
-async fn a_deadlock_with_somebody_else_passes() {
+async fn a_deadlock_with_another_session_passes() {
     let server = PostgresServer::start_with(&["deadlock_timeout=5s"]).await;
     let store = hand::store(&server).await;
     let scope = scope();

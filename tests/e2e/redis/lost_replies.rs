@@ -394,7 +394,7 @@ async fn a_lost_read_or_description_is_never_an_answer() {
 
 // invariant: lost-reply
 #[tokio::test]
-async fn a_lost_reply_to_whoever_describes_or_reopens_is_no_answer_and_he_sees_what_came_of_it() {
+async fn a_lost_reply_to_describe_or_reopen_is_no_answer() {
     let proxy = Proxy::before(&Redis::shared().await).await;
     let store = builder(&proxy).connect().await.unwrap();
     let absent = crate::hand::key(&scope(), 1_000_000);

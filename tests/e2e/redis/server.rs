@@ -218,7 +218,7 @@ async fn answers_what_is_settled_when_full(server: &Redis, builder: RedisBuilder
 }
 
 #[tokio::test]
-async fn an_evicting_server_is_refused_until_somebody_accepts_it() {
+async fn an_evicting_server_is_refused_until_it_is_accepted() {
     let server = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]).await;
     let store = RedisStore::connect(server.url()).await.unwrap();
     let refused = store.check().await.unwrap_err();

@@ -179,7 +179,7 @@ async fn a_batch_has_an_entry_for_each_of_its_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn entries_go_with_their_record_and_nobody_reads_the_whole_journal_for_it() {
+async fn entries_go_with_their_record_by_an_index() {
     const RECORDS: u128 = 20;
     let place = Place::patiently_journaled(Client::TokioPostgres).await;
     let scope = Scope::new(&place.scope).unwrap();

@@ -270,7 +270,7 @@ impl Scene {
 
 // invariant: second-committed-effect, journal-in-transaction
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_is_killed_between_whatever_statements_each_payment_is_charged_once() {
+async fn a_kill_between_any_statements_charges_each_payment_once() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let kills =

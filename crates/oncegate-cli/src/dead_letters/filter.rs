@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_reason_is_meant_only_when_nobody_asks_for_one() {
+    fn a_letter_without_a_reason_matches_only_without_a_filter() {
         let message = Message::new("dead", origin("dead", 3), None);
         let foreign = StoredDeadLetter {
             place: origin("dead", 3),

@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_encrypts_stays_on_this_machine() {
+    fn plain_http_stays_on_this_machine() {
         for here in [
             "http://127.0.0.1:8080/handle",
             "http://localhost:1",

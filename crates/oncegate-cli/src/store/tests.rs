@@ -105,7 +105,7 @@ fn what_looks_like_a_server_is_no_file() {
 }
 
 #[test]
-fn nobody_reads_a_password() {
+fn a_password_is_never_shown() {
     assert_eq!(
         redacted("redis://user:p@ss@cache:6379/2"),
         "redis://***@cache:6379/2"

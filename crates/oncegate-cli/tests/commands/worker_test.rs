@@ -190,7 +190,7 @@ async fn each_way_to_break_the_protocol_of_standard_streams_is_named() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_a_failed_check_and_no_payload_is_a_question_of_usage() {
+async fn no_worker_is_a_failed_check_and_no_payload_a_usage_error() {
     let absent = worker_test(&["--handler", "http://127.0.0.1:1/", "--patience", "1s"]).await;
     assert_eq!(failed(&absent), ["ready"]);
     oncegate(&["worker-test"], ORDER)

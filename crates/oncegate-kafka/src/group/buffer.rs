@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_room_is_woken_at_half() {
+    fn a_wait_for_room_ends_at_half() {
         let buffer = buffer(10, 10_000);
         let mut feed = Feed::new();
         feed.push(&buffer, 0, 10);

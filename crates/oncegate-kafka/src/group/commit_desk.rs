@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_asks_for_a_commit_waits_no_longer_than_he_can() {
+    fn a_request_for_a_commit_ends_at_its_limit() {
         let desk = CommitDesk::default();
         let outcome = desk.commit_now(Instant::now());
         assert!(
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_for_a_commit_asks_again_while_the_brokers_are_busy() {
+    fn a_commit_is_repeated_while_the_brokers_are_busy() {
         let desk = CommitDesk::default();
         let far = Instant::now() + Duration::from_secs(60);
         let busy = || CommitOutcome::Busy("waiting for the coordinator".to_owned());
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_desk_that_stops_sends_everybody_home() {
+    fn stopping_answers_pending_commits() {
         let desk = CommitDesk::default();
         let far = Instant::now() + Duration::from_secs(60);
         std::thread::scope(|scope| {

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_end_that_its_lease_left_behind_is_noted_by_whoever_brings_it_about() {
+    async fn an_end_that_its_lease_left_behind_is_noted_where_it_happens() {
         let kept = Arc::new(Kept::default());
         let gate =
             Gate::new("billing", Key::json(["id"]), MemoryStore::new()).journal(Arc::clone(&kept));

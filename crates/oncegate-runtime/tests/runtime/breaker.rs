@@ -424,7 +424,7 @@ async fn limits_that_make_no_sense_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_nobody_knows_waits_for_its_lease_and_the_next_attempt_is_told() {
+async fn an_unknown_outcome_waits_for_its_lease() {
     let bench = Bench::of(numbered(1));
     let store = Arc::clone(&bench.store);
     let failed_at = Arc::new(Mutex::new(None));

@@ -144,7 +144,7 @@ async fn a_second_signal_counts_only_after_the_first() {
 
 // invariant: stop-without-end
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn a_handler_that_blocks_its_thread_for_ever_is_named_and_nobody_waits_for_it() {
+async fn a_handler_that_blocks_its_thread_is_named_and_not_waited_for() {
     let bench = Bench::of(numbered(2));
     let (tell, begun) = beginning();
     let (release, released) = mpsc::channel::<()>();

@@ -85,7 +85,7 @@ async fn without_a_limit_the_first_come_have_everything() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limit_for_tenants_that_nobody_names_is_refused() {
+async fn a_limit_for_tenants_without_a_tenant_source_is_refused() {
     let bench = Bench::of([]);
     let consumer = bench
         .consumer(async |_: Message, _: Attempt| Ok(()))

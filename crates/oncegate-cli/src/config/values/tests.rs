@@ -39,7 +39,7 @@ fn a_key_has_the_forms_of_files_and_of_the_command_line() {
 }
 
 #[test]
-fn secrets_are_elsewhere_and_nobody_reads_them() {
+fn secrets_are_elsewhere_and_are_never_shown() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("password");
     std::fs::write(&path, "hunter2\n").unwrap();

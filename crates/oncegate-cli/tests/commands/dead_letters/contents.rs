@@ -191,7 +191,7 @@ async fn a_message_keeps_its_route_its_headers_and_its_key_on_the_way_to_another
 }
 
 #[tokio::test]
-async fn a_key_of_another_message_stays_with_it_and_somebody_is_told() {
+async fn a_key_of_another_message_stays_with_it_and_is_reported() {
     let given_up = OnKafka::new().await;
     // The order's number again, with other content.
     let other = Record::new(r#"{"order_id":15,"card":"another"}"#).key("15");
