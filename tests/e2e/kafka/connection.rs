@@ -127,7 +127,7 @@ async fn finish_all(source: &dyn Source) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_without_a_connection_is_replaced_when_brokers_answer() {
+async fn an_unconnected_client_is_replaced_when_brokers_answer() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("it is bound");
     let broker =
