@@ -58,7 +58,7 @@ pub(super) fn write_canonical(text: &[u8], out: &mut Vec<u8>) -> Result<(), Expo
     Ok(())
 }
 
-/// Whether the `decimal` normaliser accepts `text`: `[+-]digits[.digits][e[+-]digits]`.
+/// Returns whether the `decimal` normaliser accepts `text`: `[+-]digits[.digits][e[+-]digits]`.
 ///
 /// Unlike JSON, it accepts a plus sign and leading zeros.
 pub(super) fn is_decimal(text: &[u8]) -> bool {

@@ -195,7 +195,7 @@ impl Node {
         self.children.get(at).map(|(_, child)| child)
     }
 
-    /// How many elements of an array the paths reach, from its beginning.
+    /// The number of elements of an array that the paths reach, from its beginning.
     pub(super) fn elements_wanted(&self) -> usize {
         self.elements
             .last()
