@@ -349,6 +349,7 @@ fn release(record: Option<Record>, token: Token, released: Release) -> (Option<R
                 } else {
                     attempt.saturating_sub(1)
                 },
+                // A takeover that was not started stays one: the next attempt must be told of it.
                 recovery: match (released.end, recovery) {
                     (ReleaseCause::Discarded, _) => Recovery::Earlier,
                     (ReleaseCause::Failed | ReleaseCause::Interrupted, Recovery::Takeover) => {

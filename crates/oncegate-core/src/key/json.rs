@@ -142,6 +142,7 @@ impl Scanner<'_> {
         };
         self.recording |= target.is_some();
         if self.recording {
+            // The end is not known yet: the entry gets its span and its successor below.
             self.doc.tape.push(Entry {
                 kind,
                 span: Span::new(start, start),

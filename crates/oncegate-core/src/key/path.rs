@@ -46,6 +46,7 @@ impl Path {
                             path: whole.to_owned(),
                         });
                     }
+                    // Reserved: a meaning that `*` gets later must not change a key.
                     if part == "*" && !escaped {
                         return Err(KeySpecError::Wildcard {
                             path: whole.to_owned(),

@@ -308,6 +308,7 @@ impl Store for FaultStore {
         if plan.down {
             return commands.iter().map(|_| Err(outage())).collect();
         }
+        // Requests that seemed lost earlier arrive now, before the new ones.
         if !plan.strays.is_empty() {
             self.inner.execute(plan.strays).await;
         }

@@ -400,6 +400,7 @@ pub(super) fn canonical_cases(cases: &[KeyCase]) -> Result<Vec<KeyCase>, KeySpec
             }),
             None => None,
         };
+        // What stands behind a case without a condition would never be used.
         if canonical
             .last()
             .is_some_and(|earlier| earlier.when.is_none())
