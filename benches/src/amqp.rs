@@ -28,15 +28,13 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
     run: |plan| Box::pin(run(plan)),
 };
 
-/// How many messages the broker delivers before the first of them is acknowledged, and how many are
-/// handled at a time.
+/// The number of messages that the broker delivers before the first of them is acknowledged, and
+/// that are handled at a time.
 const PREFETCH: u16 = 256;
 
 async fn run(plan: &Plan) -> Vec<Figure> {
-    let (redis, server) = (
-        RedisServer::start_with(&BENCH_REDIS).await,
-        RabbitMqServer::start().await,
-    );
+    let redis = RedisServer::start_with(&BENCH_REDIS).await;
+    let server = RabbitMqServer::start().await;
     let mut bare = Bare::connect(&redis).await;
     let count = plan.size(50_000, 1_000);
     let mut rounds = plan.rounds(
@@ -103,8 +101,12 @@ struct Work<'a> {
 
 impl Work<'_> {
     async fn fill(&self) {
-        let body = |n| String::from_utf8(payload(n).to_vec()).expect("JSON is text");
-        self.queue.send((0..self.count).map(body)).await;
+        self.queue
+            .send(
+                (0..self.count)
+                    .map(|n| String::from_utf8(payload(n).to_vec()).expect("JSON is text")),
+            )
+            .await;
     }
 
     /// Messages per second. Asserts the number of handler runs.
@@ -154,7 +156,8 @@ impl Work<'_> {
             .basic_qos(PREFETCH, BasicQosOptions::default())
             .await
             .expect("it limits");
-        let (options, table) = (BasicConsumeOptions::default(), FieldTable::default());
+        let options = BasicConsumeOptions::default();
+        let table = FieldTable::default();
         let consumed = channel
             .basic_consume(self.queue.name().into(), "".into(), options, table)
             .await;

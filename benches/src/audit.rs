@@ -31,13 +31,13 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
 
 const PARTITIONS: i32 = 6;
 
-/// How many claims and completions are in flight while the messages are handled.
+/// The number of claims and completions in flight while the messages are handled.
 const IN_FLIGHT: usize = 512;
 
 /// So many messages have no record and no effect, and as many others have two effects.
 const PLANTED: usize = 10;
 
-/// How many keys of effects are added at a time.
+/// The number of keys of effects that are added at a time.
 const EFFECTS: usize = 4_096;
 
 /// A topic that was handled.
@@ -77,7 +77,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     ]
 }
 
-/// Whether this message of so many has neither record nor effect.
+/// Returns whether this message of so many has neither record nor effect.
 fn is_planted(n: usize, count: usize) -> bool {
     n.is_multiple_of(count / PLANTED)
 }
@@ -98,13 +98,12 @@ impl Handled {
             .expect("the server may be used");
         let scope = fresh_scope();
         let gate = Arc::new(Gate::new(scope.as_str(), key(), store.clone()));
-        let handle = |n| {
+        let handled = (0..count).filter(|n| !is_planted(*n, count)).map(|n| {
             handle(
                 Arc::clone(&gate),
                 Message::new(topic.as_str(), no_origin(), Some(payload(n))),
             )
-        };
-        let handled = (0..count).filter(|n| !is_planted(*n, count)).map(handle);
+        });
         let mut effects: Vec<String> = stream::iter(handled)
             .buffer_unordered(IN_FLIGHT)
             .collect()
@@ -152,7 +151,7 @@ impl Handled {
         self.count as f64 / started.elapsed().as_secs_f64()
     }
 
-    /// All that was planted is found, and nothing else.
+    /// Checks that all that was planted is found, and nothing else.
     fn check(&self, report: &AuditReport, with_effects: bool) {
         let planted = PLANTED as u64;
         let doubled = if with_effects { planted } else { 0 };

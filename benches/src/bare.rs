@@ -31,7 +31,7 @@ pub(crate) fn assembled(script: &str) -> String {
     script.replace(INCLUDED.0, INCLUDED.1)
 }
 
-/// How a key is claimed and completed.
+/// The commands that claim and complete a key.
 #[derive(Clone, Debug)]
 pub(crate) struct Pair {
     claim: How,
@@ -47,6 +47,15 @@ enum How {
     Together(String),
 }
 
+impl How {
+    fn together(&self) -> Self {
+        match self {
+            Self::Script(sha) => Self::Together(sha.clone()),
+            other => other.clone(),
+        }
+    }
+}
+
 impl Pair {
     /// Uses a plain command for the claim, as the store does without a fencing token.
     pub(crate) fn plain_claim(&self) -> Self {
@@ -58,13 +67,9 @@ impl Pair {
 
     /// Uses shared script calls, as the store does for commands in one pipeline.
     pub(crate) fn together(&self) -> Self {
-        let together = |how: &How| match how {
-            How::Script(sha) => How::Together(sha.clone()),
-            other => other.clone(),
-        };
         Self {
-            claim: together(&self.claim),
-            complete: together(&self.complete),
+            claim: self.claim.together(),
+            complete: self.complete.together(),
             ..self.clone()
         }
     }
@@ -76,6 +81,73 @@ impl Pair {
             complete: How::Plain,
             fenced: false,
         }
+    }
+
+    /// The claims of these keys, with their first records.
+    fn claims(&self, claims: &[(String, Vec<u8>)]) -> Pipeline {
+        let mut pipeline = redis::pipe();
+        if let How::Together(sha) = &self.claim {
+            let call = pipeline.cmd("EVALSHA").arg(sha).arg(claims.len());
+            claims.iter().for_each(|(key, _)| _ = call.arg(key));
+            call.arg(LEASE_MILLIS);
+            claims.iter().for_each(|(_, record)| _ = call.arg(record));
+        }
+        // A claim without the attempt, its last byte, requests a fencing token.
+        let wanted = ..if self.fenced {
+            RECORD_BYTES - 1
+        } else {
+            RECORD_BYTES
+        };
+        for (key, record) in claims {
+            let record = record.get(wanted).expect("it is that long");
+            match &self.claim {
+                How::Script(sha) => pipeline
+                    .cmd("EVALSHA")
+                    .arg(sha)
+                    .arg(1)
+                    .arg(key)
+                    .arg(record)
+                    .arg(LEASE_MILLIS),
+                How::Plain => pipeline
+                    .cmd("SET")
+                    .arg(key)
+                    .arg(record)
+                    .arg("PX")
+                    .arg(LEASE_MILLIS)
+                    .arg("NX")
+                    .arg("GET"),
+                How::Together(_) => break,
+            };
+        }
+        pipeline
+    }
+
+    /// The completions of these claims.
+    fn completions(&self, claims: &[(String, Vec<u8>)]) -> Pipeline {
+        let mut pipeline = redis::pipe();
+        if let How::Together(sha) = &self.complete {
+            let call = pipeline.cmd("EVALSHA").arg(sha).arg(claims.len());
+            claims.iter().for_each(|(key, _)| _ = call.arg(key));
+            call.arg(RETENTION_MILLIS);
+            claims
+                .iter()
+                .for_each(|(_, record)| _ = call.arg(record).arg(completed_record(record)));
+        }
+        for (key, record) in claims {
+            let completed = completed_record(record);
+            match &self.complete {
+                How::Script(sha) => {
+                    let call = pipeline.cmd("EVALSHA").arg(sha).arg(1).arg(key);
+                    call.arg(record).arg(completed).arg(RETENTION_MILLIS)
+                }
+                How::Plain => {
+                    let set = pipeline.cmd("SET").arg(key).arg(completed);
+                    set.arg("PX").arg(RETENTION_MILLIS).arg("IFEQ").arg(record)
+                }
+                How::Together(_) => break,
+            };
+        }
+        pipeline
     }
 }
 
@@ -113,46 +185,12 @@ impl Bare {
 
     /// Claims and completes `count` keys of a new scope, without results, `batch` at a time.
     pub(crate) async fn run(&mut self, pair: &Pair, scope: &str, count: usize, batch: usize) {
-        let (lease, retention) = (LEASE_MILLIS, RETENTION_MILLIS);
         for first in (0..count).step_by(batch) {
             let keys = first..count.min(first + batch);
             let claims: Vec<_> = keys
                 .map(|n| (format!("{scope}:{n:022}"), first_record()))
                 .collect();
-            let mut pipeline = redis::pipe();
-            if let How::Together(sha) = &pair.claim {
-                let call = pipeline.cmd("EVALSHA").arg(sha).arg(claims.len());
-                claims.iter().for_each(|(key, _)| _ = call.arg(key));
-                call.arg(lease);
-                claims.iter().for_each(|(_, record)| _ = call.arg(record));
-            }
-            // A claim without the attempt, its last byte, requests a fencing token.
-            let wanted = ..if pair.fenced {
-                RECORD_BYTES - 1
-            } else {
-                RECORD_BYTES
-            };
-            for (key, record) in &claims {
-                let record = record.get(wanted).expect("it is that long");
-                match &pair.claim {
-                    How::Script(sha) => pipeline
-                        .cmd("EVALSHA")
-                        .arg(sha)
-                        .arg(1)
-                        .arg(key)
-                        .arg(record)
-                        .arg(lease),
-                    How::Plain => pipeline
-                        .cmd("SET")
-                        .arg(key)
-                        .arg(record)
-                        .arg("PX")
-                        .arg(lease)
-                        .arg("NX")
-                        .arg("GET"),
-                    How::Together(_) => break,
-                };
-            }
+            let pipeline = pair.claims(&claims);
             self.send(&pipeline, |reply| match reply {
                 // The reply of `SET … NX GET` for a new key.
                 Value::Nil => true,
@@ -161,29 +199,7 @@ impl Bare {
                 _ => false,
             })
             .await;
-            let mut pipeline = redis::pipe();
-            if let How::Together(sha) = &pair.complete {
-                let call = pipeline.cmd("EVALSHA").arg(sha).arg(claims.len());
-                claims.iter().for_each(|(key, _)| _ = call.arg(key));
-                call.arg(retention);
-                claims
-                    .iter()
-                    .for_each(|(_, record)| _ = call.arg(record).arg(completed_record(record)));
-            }
-            for (key, record) in &claims {
-                let completed = completed_record(record);
-                match &pair.complete {
-                    How::Script(sha) => {
-                        let call = pipeline.cmd("EVALSHA").arg(sha).arg(1).arg(key);
-                        call.arg(record).arg(completed).arg(retention)
-                    }
-                    How::Plain => {
-                        let set = pipeline.cmd("SET").arg(key).arg(completed);
-                        set.arg("PX").arg(retention).arg("IFEQ").arg(record)
-                    }
-                    How::Together(_) => break,
-                };
-            }
+            let pipeline = pair.completions(&claims);
             let is_together = matches!(pair.complete, How::Together(_));
             self.send(&pipeline, |reply| match reply {
                 Value::BulkString(held) => held == b"H",
@@ -244,8 +260,9 @@ impl Bare {
     /// The processor time that the server has used so far, in microseconds.
     pub(crate) async fn server_cpu_micros(&mut self) -> f64 {
         let info = self.info("cpu").await;
-        let seconds = |name| info.get::<f64>(name).expect("INFO has the processor times");
-        (seconds("used_cpu_user") + seconds("used_cpu_sys")) * 1e6
+        let seconds = ["used_cpu_user", "used_cpu_sys"]
+            .map(|name| info.get::<f64>(name).expect("INFO has the processor times"));
+        seconds.iter().sum::<f64>() * 1e6
     }
 
     /// The bytes that the server has allocated.

@@ -39,13 +39,15 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let mut rounds = plan.rounds("batches", &["one by one", "batches"]);
     while rounds.next() {
         bare.flush().await;
-        let (gate, cpu) = (redis_gate(&server).await, own_cpu_micros());
+        let gate = redis_gate(&server).await;
+        let cpu = own_cpu_micros();
         rounds
             .measure("one by one", one_by_one(gate, &messages))
             .await;
         rounds.note("CPU, one by one", (own_cpu_micros() - cpu) / count as f64);
         bare.flush().await;
-        let (gate, cpu) = (redis_gate(&server).await, own_cpu_micros());
+        let gate = redis_gate(&server).await;
+        let cpu = own_cpu_micros();
         rounds.measure("batches", in_batches(gate, &messages)).await;
         rounds.note("CPU, batches", (own_cpu_micros() - cpu) / count as f64);
     }
@@ -73,8 +75,10 @@ async fn one_by_one(gate: Gate, messages: &[Message]) -> f64 {
         source: Queue::of(messages),
         stopwatch: Arc::clone(&stopwatch),
     };
-    let handler = async |_: Message, _: Attempt| Ok::<(), Failure>(());
-    let consumer = Consumer::new(source, gate, handler).concurrency(CALLS * BATCH as u32);
+    let consumer = Consumer::new(source, gate, async |_: Message, _: Attempt| {
+        Ok::<(), Failure>(())
+    })
+    .concurrency(CALLS * BATCH as u32);
     rate(consumer, stopwatch).await
 }
 

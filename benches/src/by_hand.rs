@@ -84,6 +84,7 @@ impl ByHand {
 fn store_key(scope: &str, payload: &[u8]) -> String {
     let json: serde_json::Value =
         serde_json::from_slice(payload).expect("the producer writes JSON");
-    let field = |pointer| json.pointer(pointer).expect("the producer writes it");
-    format!("{scope}:{}:{}", field("/order_id"), field("/customer/id"))
+    let [order, customer] = ["/order_id", "/customer/id"]
+        .map(|pointer| json.pointer(pointer).expect("the producer writes it"));
+    format!("{scope}:{order}:{customer}")
 }

@@ -34,9 +34,9 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
 const WORKERS: usize = 16;
 /// The number of clients that want one key, each with a connection of its own.
 const CLIENTS: usize = 200;
-/// How often each of them requests it.
+/// The number of times that each of them requests it.
 const REQUESTS: usize = 10;
-/// How long the handler of the key takes.
+/// The time that the handler of the key takes.
 const HANDLER: Duration = Duration::from_millis(50);
 /// The time between two claims of a client that has found the key busy.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
@@ -49,14 +49,14 @@ struct Series {
     cpu: &'static str,
 }
 
-/// Who wants which keys.
+/// The keys that each worker wants.
 #[derive(Clone, Copy, Debug)]
 enum Wanted {
-    /// All workers want the same keys.
+    /// The same keys for all workers.
     Same,
-    /// Each worker wants its own.
+    /// Other keys for each worker.
     Own,
-    /// All clients want one key, whose handler takes a while.
+    /// A single key for all clients, whose handler takes a while.
     One,
 }
 
@@ -182,7 +182,7 @@ enum By {
     Watch(Arc<AtomicU64>),
 }
 
-/// What a claim finds.
+/// The result of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Claimed {
     Granted,
@@ -201,33 +201,38 @@ async fn compete(
         Wanted::Same | Wanted::Own => WORKERS,
         Wanted::One => CLIENTS,
     };
-    let (scope, barrier) = (fresh_scope(), Arc::new(Barrier::new(workers + 1)));
+    let scope = fresh_scope();
+    let barrier = Arc::new(Barrier::new(workers + 1));
     let together = Arc::new(Barrier::new(workers));
     let effects = Arc::new(AtomicU64::new(0));
     let connections = join_all((0..workers).map(|_| server.connection())).await;
-    let spawn = |(number, connection): (usize, MultiplexedConnection)| {
-        // Without contention, each worker has its own keys.
-        let owner = if matches!(wanted, Wanted::Own) {
-            number
-        } else {
-            0
-        };
-        let worker = Worker {
-            by: by.clone(),
-            connection,
-            keys: format!("{scope}:{owner:02}"),
-            effects: Arc::clone(&effects),
-        };
-        let (barrier, together) = (Arc::clone(&barrier), Arc::clone(&together));
-        tokio::spawn(async move {
-            barrier.wait().await;
-            match wanted {
-                Wanted::Same | Wanted::Own => worker.claim_all(keys).await,
-                Wanted::One => worker.request_all(keys, &together).await,
-            }
+    let tasks: Vec<_> = connections
+        .into_iter()
+        .enumerate()
+        .map(|(number, connection)| {
+            // Without contention, each worker has its own keys.
+            let owner = if matches!(wanted, Wanted::Own) {
+                number
+            } else {
+                0
+            };
+            let worker = Worker {
+                by: by.clone(),
+                connection,
+                keys: format!("{scope}:{owner:02}"),
+                effects: Arc::clone(&effects),
+            };
+            let barrier = Arc::clone(&barrier);
+            let together = Arc::clone(&together);
+            tokio::spawn(async move {
+                barrier.wait().await;
+                match wanted {
+                    Wanted::Same | Wanted::Own => worker.claim_all(keys).await,
+                    Wanted::One => worker.request_all(keys, &together).await,
+                }
+            })
         })
-    };
-    let tasks: Vec<_> = connections.into_iter().enumerate().map(spawn).collect();
+        .collect();
     barrier.wait().await;
     let started = Instant::now();
     let mut micros = Vec::new();
@@ -248,11 +253,11 @@ async fn compete(
     (elapsed, micros)
 }
 
-/// One worker or client.
+/// A worker or a client.
 struct Worker {
     by: By,
     connection: MultiplexedConnection,
-    /// What the names of its keys begin with.
+    /// The beginning of the names of its keys.
     keys: String,
     /// The handlers that have run.
     effects: Arc<AtomicU64>,
@@ -267,7 +272,8 @@ impl Worker {
     async fn claim_all(mut self, keys: usize) -> Vec<f64> {
         let mut micros = Vec::with_capacity(keys);
         for number in 0..keys {
-            let (key, began) = (self.key(number), Instant::now());
+            let key = self.key(number);
+            let began = Instant::now();
             self.claim(&key, Duration::ZERO).await;
             micros.push(began.elapsed().as_secs_f64() * 1e6);
         }

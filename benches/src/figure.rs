@@ -76,7 +76,8 @@ pub(crate) enum Bound {
 
 impl Figure {
     pub(crate) fn new(name: &'static str, unit: Unit, values: &[f64]) -> Self {
-        let (value, values) = (Summary::of(values), values.to_vec());
+        let value = Summary::of(values);
+        let values = values.to_vec();
         Self {
             name,
             unit,
@@ -95,7 +96,8 @@ impl Figure {
             .zip(values)
             .map(|(ours, theirs)| ours / theirs)
             .collect();
-        let (value, ratio) = (Summary::of(values), Summary::of(&ratios));
+        let value = Summary::of(values);
+        let ratio = Summary::of(&ratios);
         self.baseline = Some(Baseline {
             name: baseline,
             value,

@@ -53,7 +53,8 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         );
 
         bare.flush().await;
-        let (cpu, scope) = (own_cpu_micros(), fresh_scope());
+        let cpu = own_cpu_micros();
+        let scope = fresh_scope();
         let loop_rate = async {
             let started = Instant::now();
             bare.run(&pair, &scope, count, IN_FLIGHT).await;
@@ -105,11 +106,14 @@ pub(crate) async fn gate_over(store: RedisBuilder) -> Gate {
 /// Messages per second through `enter` and `complete`.
 pub(crate) async fn rate(gate: Gate, messages: &Arc<[Message]>, in_flight: usize) -> f64 {
     gate.open().await.expect("the gate opens");
-    let (gate, next) = (Arc::new(gate), Arc::new(AtomicUsize::new(0)));
+    let gate = Arc::new(gate);
+    let next = Arc::new(AtomicUsize::new(0));
     let started = Instant::now();
     let mut workers = JoinSet::new();
     for _ in 0..in_flight {
-        let (gate, next, messages) = (Arc::clone(&gate), Arc::clone(&next), Arc::clone(messages));
+        let gate = Arc::clone(&gate);
+        let next = Arc::clone(&next);
+        let messages = Arc::clone(messages);
         workers.spawn(async move {
             while let Some(message) = messages.get(next.fetch_add(1, Relaxed)) {
                 let entry = gate.enter(message).await.expect("the store answers");

@@ -40,7 +40,8 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let server = RedisServer::start_with(&BENCH_REDIS).await;
     let mut bare = Bare::connect(&server).await;
     let count = plan.size(10_000, 1_000);
-    let (again, distinct) = (messages_over(count, BROKER_KEYS), messages(count));
+    let again = messages_over(count, BROKER_KEYS);
+    let distinct = messages(count);
     let downstream = Downstream::start().await;
     let mut rounds = plan.rounds("handler", &["1,000 keys", "10,000 keys", "without a gate"]);
     while rounds.next() {
@@ -133,16 +134,16 @@ impl Downstream {
 
 async fn with_gate(gate: Gate, downstream: &Arc<Downstream>, messages: &[Message]) -> f64 {
     let downstream = Arc::clone(downstream);
-    let work = move |_: Message, _: Attempt| {
-        let downstream = Arc::clone(&downstream);
-        async move { Ok::<(), Failure>(downstream.ask().await?) }
-    };
     let stopwatch = Stopwatch::new(messages.len());
     let source = Timed {
         source: Queue::of(messages),
         stopwatch: Arc::clone(&stopwatch),
     };
-    let consumer = Consumer::new(source, gate, work).concurrency(CONCURRENCY);
+    let consumer = Consumer::new(source, gate, move |_: Message, _: Attempt| {
+        let downstream = Arc::clone(&downstream);
+        async move { Ok::<(), Failure>(downstream.ask().await?) }
+    })
+    .concurrency(CONCURRENCY);
     let consumer = consumer.observer(Arc::clone(&stopwatch) as Arc<dyn Observer>);
     consumer
         .run_until(std::future::pending())
@@ -166,7 +167,8 @@ async fn without_gate(downstream: &Arc<Downstream>, messages: &[Message]) -> f64
             .acquire_owned()
             .await
             .expect("the semaphore is never closed");
-        let (turn, downstream) = (Arc::clone(turn), Arc::clone(downstream));
+        let turn = Arc::clone(turn);
+        let downstream = Arc::clone(downstream);
         running.spawn(async move {
             let _turn = turn.lock().await;
             downstream.ask().await.expect("the server answers");
@@ -204,11 +206,13 @@ impl Source for Queue {
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         let mut waiting = self.waiting.lock().expect("no holder of the lock panics");
         let most = most.min(waiting.len());
-        let deliver = |message| Delivery {
-            message,
-            ack_handle: Arc::clone(&self.ack_handle) as Arc<dyn AckHandle>,
-        };
-        let deliveries: Vec<Delivery> = waiting.drain(..most).map(deliver).collect();
+        let deliveries: Vec<Delivery> = waiting
+            .drain(..most)
+            .map(|message| Delivery {
+                message,
+                ack_handle: Arc::clone(&self.ack_handle) as Arc<dyn AckHandle>,
+            })
+            .collect();
         Ok(if deliveries.is_empty() {
             None
         } else {

@@ -141,14 +141,18 @@ async fn run(plan: &Plan) -> Vec<Figure> {
 async fn latencies(gate: Gate, messages: &Arc<[Message]>, per_second: f64) -> [Vec<f64>; 2] {
     gate.open().await.expect("the gate opens");
     let gate = Arc::new(gate);
-    let (started, mut sent, mut running) = (Instant::now(), 0, JoinSet::new());
+    let started = Instant::now();
+    let mut sent = 0;
+    let mut running = JoinSet::new();
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     while sent < messages.len() {
         ticks.tick().await;
         let due = (started.elapsed().as_secs_f64() * per_second) as usize;
         while sent < due.min(messages.len()) {
-            let (gate, messages, number) = (Arc::clone(&gate), Arc::clone(messages), sent);
+            let gate = Arc::clone(&gate);
+            let messages = Arc::clone(messages);
+            let number = sent;
             running.spawn(
                 async move { time(&gate, messages.get(number).expect("there is one")).await },
             );

@@ -115,13 +115,15 @@ async fn measure(plan: &Plan, rounds: &mut Rounds, series: Series, address: Sock
 }
 
 fn route() -> Router {
-    let charge = async |order: Bytes| {
-        (
-            StatusCode::CREATED,
-            format!(r#"{{"charged":{}}}"#, order.len()),
-        )
-    };
-    Router::new().route("/charges", post(charge))
+    Router::new().route(
+        "/charges",
+        post(async |order: Bytes| {
+            (
+                StatusCode::CREATED,
+                format!(r#"{{"charged":{}}}"#, order.len()),
+            )
+        }),
+    )
 }
 
 fn guarded(store: impl Store + 'static) -> Router {
@@ -146,7 +148,8 @@ async fn send(
     let mut connections = JoinSet::new();
     let started = Instant::now();
     for connection in 0..CONNECTIONS {
-        let (client, uri) = (client.clone(), Arc::clone(&uri));
+        let client = client.clone();
+        let uri = Arc::clone(&uri);
         connections.spawn(async move {
             let mut micros = Vec::new();
             for n in (connection..requests).step_by(CONNECTIONS) {

@@ -59,12 +59,14 @@ async fn run(plan: &Plan) -> Vec<Figure> {
                 .await;
         }
     }
-    let figure = |(ours, theirs, ..): (&'static str, &'static str, usize, usize)| {
-        rounds
-            .against(ours, Unit::MessagesPerSecond, theirs)
-            .target(Bound::RatioAtLeast, 0.95)
-    };
-    CASES.into_iter().map(figure).collect()
+    CASES
+        .into_iter()
+        .map(|(ours, theirs, ..)| {
+            rounds
+                .against(ours, Unit::MessagesPerSecond, theirs)
+                .target(Bound::RatioAtLeast, 0.95)
+        })
+        .collect()
 }
 
 /// Rate of several stores. A store uses one connection for everything but heartbeats, so four
@@ -96,7 +98,9 @@ async fn bare_loops(
 ) -> f64 {
     let loops = join_all((0..connections).map(|_| Bare::connect(server))).await;
     let rates = loops.into_iter().map(|mut bare| {
-        let (pair, scope, count) = (pair.clone(), fresh_scope(), count / connections);
+        let pair = pair.clone();
+        let scope = fresh_scope();
+        let count = count / connections;
         tokio::spawn(async move {
             let started = Instant::now();
             bare.run(&pair, &scope, count, in_flight / connections)

@@ -27,7 +27,7 @@ use crate::figure::{Bound, Figure, Unit};
 use crate::gate::{IN_FLIGHT, rate, redis_gate};
 use crate::machine::own_cpu_micros;
 use crate::messages::{ROUTE, broker_key, fresh_scope, key, messages, payload};
-use crate::rounds::Plan;
+use crate::rounds::{Plan, Rounds};
 use crate::stopwatch::{Stopwatch, Timed};
 use crate::{BENCH_REDIS, Benchmark};
 
@@ -41,16 +41,26 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
 const PARTITIONS: i32 = 12;
 /// The maximum time to close a source.
 const CLOSE_LIMIT: Duration = Duration::from_secs(30);
-/// How many messages are taken at once where no consumer of oncegate takes them.
+/// The number of messages that are taken at once where no consumer of oncegate takes them.
 const RECEIVE_MOST: usize = 512;
 /// The commit interval of the bare consumer: the same as in `KafkaSource`.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 
+const CONTESTANTS: [&str; 9] = [
+    "gate alone",
+    "unique",
+    "replay",
+    "units",
+    "units, replay",
+    "by hand",
+    "by hand, replay",
+    "no gate",
+    "poll and commit",
+];
+
 async fn run(plan: &Plan) -> Vec<Figure> {
-    let (redis, broker) = (
-        RedisServer::start_with(&BENCH_REDIS).await,
-        KafkaBroker::start_for_long().await,
-    );
+    let redis = RedisServer::start_with(&BENCH_REDIS).await;
+    let broker = KafkaBroker::start_for_long().await;
     let mut bare = Bare::connect(&redis).await;
     let count = plan.size(300_000, 5_000);
     let topic = broker.new_topic(ROUTE, PARTITIONS).await;
@@ -58,18 +68,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     broker.produce(&topic, records).await;
     let alone: Arc<[Message]> = messages(count).into();
 
-    let contestants = [
-        "gate alone",
-        "unique",
-        "replay",
-        "units",
-        "units, replay",
-        "by hand",
-        "by hand, replay",
-        "no gate",
-        "poll and commit",
-    ];
-    let mut rounds = plan.rounds("kafka", &contestants);
+    let mut rounds = plan.rounds("kafka", &CONTESTANTS);
     while rounds.next() {
         bare.flush().await;
         rounds
@@ -110,23 +109,17 @@ async fn run(plan: &Plan) -> Vec<Figure> {
             ("by hand", "CPU, by hand"),
             ("by hand, replay", "CPU, by hand, replay"),
         ] {
-            let by_hand = Arc::clone(&by_hand);
             let before = own_cpu_micros();
-            let looped = work.looped(move |polled| {
-                let mut store = by_hand.lock().expect("one loop at a time");
-                let claims = store.claim(
-                    polled
-                        .iter()
-                        .map(|message| message.payload().unwrap_or_default()),
-                );
-                store.complete(&claims);
-            });
-            rounds.measure(contestant, looped).await;
+            rounds.measure(contestant, work.by_hand(&by_hand)).await;
             rounds.note(cpu, (own_cpu_micros() - before) / count as f64);
         }
         rounds.measure("no gate", work.without_gate()).await;
         rounds.measure("poll and commit", work.looped(|_| ())).await;
     }
+    figures(&rounds)
+}
+
+fn figures(rounds: &Rounds) -> Vec<Figure> {
     let rate = Unit::MessagesPerSecond;
     vec![
         rounds
@@ -160,7 +153,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     ]
 }
 
-/// How many messages a unit without an engine has at most, and how many units run at once.
+/// The number of messages that a unit without an engine has at most, and of units that run at once.
 const UNIT_MOST: usize = 256;
 const UNITS_AT_ONCE: usize = 4;
 /// The lease and the retention of a unit without an engine.
@@ -211,10 +204,27 @@ impl Work<'_> {
 
     /// The topic in a loop by hand, on a thread of its own.
     async fn looped(&self, work: impl FnMut(&[BorrowedMessage<'_>]) + Send + 'static) -> f64 {
-        let (kafka, topic, count) = (Kafka::clone(self.kafka), self.topic.to_owned(), self.count);
+        let kafka = Kafka::clone(self.kafka);
+        let topic = self.topic.to_owned();
+        let count = self.count;
         let looped =
             tokio::task::spawn_blocking(move || poll_and_commit(&kafka, &topic, count, work));
         looped.await.expect("the loop ends")
+    }
+
+    /// The loop of [`ByHand`].
+    async fn by_hand(&self, store: &Arc<Mutex<ByHand>>) -> f64 {
+        let store = Arc::clone(store);
+        let looped = self.looped(move |polled| {
+            let mut store = store.lock().expect("one loop at a time");
+            let claims = store.claim(
+                polled
+                    .iter()
+                    .map(|message| message.payload().unwrap_or_default()),
+            );
+            store.complete(&claims);
+        });
+        looped.await
     }
 
     /// The bound of a consumer: its source, keys, store and acks in a loop without an engine. A
@@ -285,23 +295,24 @@ impl Work<'_> {
 /// Claims the keys of these messages, runs an empty handler for each that is granted, completes
 /// them, and acknowledges all.
 async fn unit(store: Arc<RedisStore>, key: Arc<CompiledKey>, deliveries: Vec<Delivery>) {
-    let claim = |delivery: &Delivery| {
-        let key = key
-            .derive(ROUTE, &delivery.message)
-            .expect("the message has a key");
-        let (token, lease, longest_lease) = (Token::from_bits(fastrand::u128(..)), LEASE, LEASE);
-        Command {
-            key,
-            operation: Operation::Claim {
-                token,
-                lease,
-                fingerprint: None,
-                fenced: false,
-                longest_lease,
-            },
-        }
-    };
-    let claims: Vec<Command> = deliveries.iter().map(claim).collect();
+    let claims: Vec<Command> = deliveries
+        .iter()
+        .map(|delivery| {
+            let key = key
+                .derive(ROUTE, &delivery.message)
+                .expect("the message has a key");
+            Command {
+                key,
+                operation: Operation::Claim {
+                    token: Token::from_bits(fastrand::u128(..)),
+                    lease: LEASE,
+                    fingerprint: None,
+                    fenced: false,
+                    longest_lease: LEASE,
+                },
+            }
+        })
+        .collect();
     let answers = store.execute(claims.clone()).await;
     let mut completions = Vec::with_capacity(claims.len());
     for (answer, Command { key, operation }) in answers.into_iter().zip(claims) {
@@ -315,12 +326,11 @@ async fn unit(store: Arc<RedisStore>, key: Arc<CompiledKey>, deliveries: Vec<Del
             ) => {
                 let handler: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async {});
                 handler.await;
-                let (fingerprint, result, retention) = (None, Bytes::new(), RETENTION);
                 let operation = Operation::Complete {
                     token,
-                    fingerprint,
-                    result,
-                    retention,
+                    fingerprint: None,
+                    result: Bytes::new(),
+                    retention: RETENTION,
                 };
                 completions.push(Command { key, operation });
             }
@@ -376,7 +386,8 @@ fn poll_and_commit(
         .subscribe(&[topic])
         .expect("the topic can be subscribed to");
     let stopwatch = Stopwatch::new(count);
-    let (mut left, mut committed_at) = (count, std::time::Instant::now());
+    let mut left = count;
+    let mut committed_at = std::time::Instant::now();
     while left > 0 {
         let first = consumer.poll(PATIENCE);
         let others = std::iter::from_fn(|| consumer.poll(Duration::ZERO));

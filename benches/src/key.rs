@@ -135,39 +135,33 @@ const SENT_AT: u64 = 1_767_225_600;
 fn in_avro(n: usize) -> Vec<u8> {
     let [order, country, amount, currency, article] = texts(n);
     let mut bytes = Vec::new();
-    let text = |bytes: &mut Vec<u8>, text: &str| {
-        varint(bytes, 2 * text.len() as u64);
-        bytes.extend_from_slice(text.as_bytes());
-    };
-    text(&mut bytes, &order);
+    avro_text(&mut bytes, &order);
     varint(&mut bytes, 2 * (n as u64 % 1_000));
     for part in [&country, &amount, &currency] {
-        text(&mut bytes, part);
+        avro_text(&mut bytes, part);
     }
     // One block of one item, and the end.
     varint(&mut bytes, 2);
-    text(&mut bytes, &article);
+    avro_text(&mut bytes, &article);
     varint(&mut bytes, 2 * 2);
     varint(&mut bytes, 0);
     varint(&mut bytes, 2 * SENT_AT);
     let rest = PAYLOAD_BYTES - bytes.len() - 2;
-    text(&mut bytes, &".".repeat(rest));
+    avro_text(&mut bytes, &".".repeat(rest));
     bytes
+}
+
+fn avro_text(bytes: &mut Vec<u8>, text: &str) {
+    varint(bytes, 2 * text.len() as u64);
+    bytes.extend_from_slice(text.as_bytes());
 }
 
 /// The same in Protobuf.
 fn in_protobuf(n: usize) -> Vec<u8> {
     let [order, country, amount, currency, article] = texts(n);
-    let number = |bytes: &mut Vec<u8>, field: u64, value: u64| {
-        varint(bytes, field << 3);
-        varint(bytes, value);
-    };
-    let sized = |bytes: &mut Vec<u8>, field: u64, content: &[u8]| {
-        varint(bytes, field << 3 | 2);
-        varint(bytes, content.len() as u64);
-        bytes.extend_from_slice(content);
-    };
-    let (mut customer, mut item, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
+    let mut customer = Vec::new();
+    let mut item = Vec::new();
+    let mut bytes = Vec::new();
     number(&mut customer, 1, n as u64 % 1_000);
     sized(&mut customer, 2, country.as_bytes());
     sized(&mut item, 1, article.as_bytes());
@@ -181,6 +175,17 @@ fn in_protobuf(n: usize) -> Vec<u8> {
     let rest = PAYLOAD_BYTES - bytes.len() - 3;
     sized(&mut bytes, 7, &vec![b'.'; rest]);
     bytes
+}
+
+fn number(bytes: &mut Vec<u8>, field: u64, value: u64) {
+    varint(bytes, field << 3);
+    varint(bytes, value);
+}
+
+fn sized(bytes: &mut Vec<u8>, field: u64, content: &[u8]) {
+    varint(bytes, field << 3 | 2);
+    varint(bytes, content.len() as u64);
+    bytes.extend_from_slice(content);
 }
 
 fn varint(bytes: &mut Vec<u8>, mut value: u64) {

@@ -92,7 +92,7 @@ struct Arguments {
     /// Print one JSON document instead of lines.
     #[arg(long)]
     json: bool,
-    /// How often to measure each contestant, after a warm-up.
+    /// The number of measurements of each contestant, after a warm-up.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     repetitions: u32,
     /// Use small sizes, to check that the benchmarks work. The figures have no meaning.
@@ -120,14 +120,14 @@ fn main() -> ExitCode {
             .for_each(|one| println!("{:<12} {}", one.name, one.question));
         return ExitCode::SUCCESS;
     }
-    let known = |name: &&String| !BENCHMARKS.iter().any(|one| one.name == **name);
-    if let Some(name) = arguments.names.iter().find(known) {
+    if let Some(name) = arguments
+        .names
+        .iter()
+        .find(|name| !BENCHMARKS.iter().any(|one| one.name == **name))
+    {
         eprintln!("there is no benchmark `{name}`; `--list` lists the benchmarks");
         return ExitCode::from(2);
     }
-    let wanted = |one: &&Benchmark| {
-        arguments.names.is_empty() || arguments.names.iter().any(|n| n == one.name)
-    };
     let plan = Plan {
         repetitions: arguments.repetitions,
         quick: arguments.quick,
@@ -136,7 +136,10 @@ fn main() -> ExitCode {
     if !arguments.json {
         println!("{}", report.head());
     }
-    for benchmark in BENCHMARKS.iter().filter(wanted) {
+    for benchmark in BENCHMARKS
+        .iter()
+        .filter(|one| arguments.names.is_empty() || arguments.names.iter().any(|n| n == one.name))
+    {
         let figures = benchmark.cores.run(|| {
             // The runtime's threads inherit the cores of this thread.
             let runtime = tokio::runtime::Runtime::new().expect("the machine has threads");

@@ -54,10 +54,8 @@ async fn completed(count: usize, kept: impl Fn(RedisBuilder) -> RedisBuilder) ->
     let mut bare = Bare::connect(&server).await;
     let gate = gate_over(kept(redis_store(&server))).await;
     let messages = messages(count).into();
-    let (bytes, cpu_micros) = (
-        bare.used_memory_bytes().await,
-        bare.server_cpu_micros().await,
-    );
+    let bytes = bare.used_memory_bytes().await;
+    let cpu_micros = bare.server_cpu_micros().await;
     rate(gate, &messages, IN_FLIGHT).await;
     Taken {
         bytes: (bare.used_memory_bytes().await - bytes) / count as f64,

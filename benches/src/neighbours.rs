@@ -25,11 +25,11 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
     run: |plan| Box::pin(run(plan)),
 };
 
-/// How many messages are delivered together, and how many run at a time.
+/// The number of messages that are delivered together, and that run at a time.
 const TOGETHER: usize = 64;
 const WORK: Duration = Duration::from_millis(50);
 
-/// What the handler of the first message of each delivery does.
+/// The behaviour of the handler of the first message of each delivery.
 #[derive(Clone, Copy, Debug)]
 enum Slow {
     No,
@@ -130,7 +130,7 @@ async fn of_consumer(slow: Slow, deliveries: usize) -> f64 {
     };
     let gate = Gate::new(fresh_scope(), key(), MemoryStore::new());
     let noted = Arc::clone(&waits);
-    let handler = move |message: Message, _: Attempt| {
+    let consumer = Consumer::new(source, gate, move |message: Message, _: Attempt| {
         let waits = Arc::clone(&noted);
         async move {
             if message.key().is_some_and(is_first) {
@@ -140,8 +140,7 @@ async fn of_consumer(slow: Slow, deliveries: usize) -> f64 {
             }
             Ok::<(), Failure>(())
         }
-    };
-    let consumer = Consumer::new(source, gate, handler);
+    });
     let consumer = consumer
         .concurrency(TOGETHER as u32)
         .ordering(Ordering::Unordered);
@@ -170,7 +169,7 @@ async fn of_tasks(slow: Slow, deliveries: usize) -> f64 {
     waits.p99()
 }
 
-/// Whether this is the broker's key of the first message of a delivery.
+/// Returns whether this is the broker's key of the first message of a delivery.
 fn is_first(key: &[u8]) -> bool {
     key.ends_with(FIRST)
 }
@@ -219,12 +218,11 @@ impl Source for Bursts {
             .left
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = messages.len();
-        let acks = || Arc::clone(&self.acks) as Arc<dyn AckHandle>;
         let deliveries: Vec<Delivery> = messages
             .into_iter()
             .map(|message| Delivery {
                 message,
-                ack_handle: acks(),
+                ack_handle: Arc::clone(&self.acks) as Arc<dyn AckHandle>,
             })
             .collect();
         self.waits.deliver();

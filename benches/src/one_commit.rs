@@ -22,7 +22,7 @@ use crate::cores::Cores;
 use crate::figure::{Bound, Figure, Unit};
 use crate::handler::Queue;
 use crate::messages::{fresh_scope, key, messages};
-use crate::rounds::Plan;
+use crate::rounds::{Plan, Rounds};
 use crate::stopwatch::{Stopwatch, Timed};
 
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
@@ -117,37 +117,18 @@ async fn run(plan: &Plan) -> Vec<Figure> {
             )
             .await;
 
-        let dir = tempfile::tempdir().expect("a folder");
-        let file = |name: &str| dir.path().join(name);
-        rounds
-            .measure(
-                IN_SQLITE.batches,
-                in_sqlite(&file("batches.db"), true, &all),
-            )
-            .await;
-        drop(sqlite_store(&file("hand.db")).await);
-        let (path, count) = (file("hand.db"), all.len());
-        let by_hand = tokio::task::spawn_blocking(move || sqlite_by_hand(&path, count));
-        rounds
-            .measure(IN_SQLITE.by_hand, async {
-                by_hand.await.expect("it does not panic")
-            })
-            .await;
-        rounds
-            .measure(
-                IN_SQLITE.one_by_one,
-                in_sqlite(&file("one.db"), false, &some),
-            )
-            .await;
+        measure_sqlite(&mut rounds, &all, &some).await;
     }
-    let figures = |names: &Names| {
-        let against = |baseline| rounds.against(names.batches, Unit::MessagesPerSecond, baseline);
-        [
-            against(names.by_hand).target(Bound::RatioAtLeast, 0.7),
-            against(names.one_by_one).target(Bound::RatioAtLeast, 4.0),
-        ]
-    };
-    names.iter().flat_map(figures).collect()
+    names
+        .iter()
+        .flat_map(|names| {
+            [(names.by_hand, 0.7), (names.one_by_one, 4.0)].map(|(baseline, least)| {
+                rounds
+                    .against(names.batches, Unit::MessagesPerSecond, baseline)
+                    .target(Bound::RatioAtLeast, least)
+            })
+        })
+        .collect()
 }
 
 /// Empties the tables and writes a checkpoint, so that every contestant starts with the same server
@@ -230,6 +211,27 @@ impl TransactionalBatchHandler<SqliteTransaction> for Write {
     }
 }
 
+/// Measures the contestants on new files.
+async fn measure_sqlite(rounds: &mut Rounds, all: &[Message], some: &[Message]) {
+    let dir = tempfile::tempdir().expect("a folder");
+    let [batches, hand, one] =
+        ["batches.db", "hand.db", "one.db"].map(|name| dir.path().join(name));
+    rounds
+        .measure(IN_SQLITE.batches, in_sqlite(&batches, true, all))
+        .await;
+    drop(sqlite_store(&hand).await);
+    let count = all.len();
+    let by_hand = tokio::task::spawn_blocking(move || sqlite_by_hand(&hand, count));
+    rounds
+        .measure(IN_SQLITE.by_hand, async {
+            by_hand.await.expect("it does not panic")
+        })
+        .await;
+    rounds
+        .measure(IN_SQLITE.one_by_one, in_sqlite(&one, false, some))
+        .await;
+}
+
 /// Messages per second through a consumer on PostgreSQL.
 async fn in_postgres(
     store: &PostgresStore,
@@ -238,9 +240,10 @@ async fn in_postgres(
     messages: &[Message],
 ) -> f64 {
     let transactions = transactions.clone();
-    let work = match is_batched {
-        true => Transactional::batched(transactions, BatchLimits::new(BATCH), Write),
-        false => Transactional::new(transactions, Write),
+    let work = if is_batched {
+        Transactional::batched(transactions, BatchLimits::new(BATCH), Write)
+    } else {
+        Transactional::new(transactions, Write)
     };
     rate(
         Gate::new(fresh_scope(), key(), store.clone()),
@@ -255,9 +258,10 @@ async fn in_postgres(
 async fn in_sqlite(file: &Path, is_batched: bool, messages: &[Message]) -> f64 {
     let store = sqlite_store(file).await;
     let transactions: SqliteTransactions = store.transactions();
-    let work = match is_batched {
-        true => Transactional::batched(transactions, BatchLimits::new(BATCH), Write),
-        false => Transactional::new(transactions, Write),
+    let work = if is_batched {
+        Transactional::batched(transactions, BatchLimits::new(BATCH), Write)
+    } else {
+        Transactional::new(transactions, Write)
     };
     rate(
         Gate::new(fresh_scope(), key(), store),
@@ -313,10 +317,12 @@ async fn postgres_by_hand(postgres: &Postgres, count: usize) -> f64 {
     for _ in 0..CALLS {
         clients.push(postgres.connection().await);
     }
-    let (next, started) = (Arc::new(AtomicUsize::new(0)), Instant::now());
+    let next = Arc::new(AtomicUsize::new(0));
+    let started = Instant::now();
     let mut workers = JoinSet::new();
     for mut client in clients {
-        let (next, keys) = (Arc::clone(&next), Arc::clone(&keys));
+        let next = Arc::clone(&next);
+        let keys = Arc::clone(&keys);
         workers.spawn(async move {
             let insert = client.prepare(KEYS_BY_HAND).await.expect("valid SQL");
             let effects = client.prepare(EFFECTS_AT_ONCE).await.expect("valid SQL");

@@ -44,7 +44,7 @@ const PLAN: &str =
 struct ByHand {
     claim: &'static str,
     complete: &'static str,
-    /// Whether the keys are in random order, as digests are, or ascending.
+    /// `true` if the keys are in random order, as digests are; otherwise they ascend.
     digests: bool,
 }
 
@@ -121,6 +121,19 @@ fn per_message(time: Duration, messages: &[Message]) -> f64 {
     time.as_micros() as f64 / messages.len() as f64
 }
 
+const CONTESTANTS: [&str; 10] = [
+    "public API",
+    "same rows",
+    "least rows",
+    "effect, with the gate",
+    "one transaction, 16",
+    "by hand, 16",
+    "effect alone",
+    "one transaction, 64",
+    "by hand, 64",
+    "effect alone, 64",
+];
+
 async fn run(plan: &Plan) -> Vec<Figure> {
     let mut server = PostgresServer::start().await;
     let client = server.connection().await;
@@ -133,18 +146,6 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         .expect("the server may be used");
     store.create_schema().await.expect("new tables");
     let messages: Arc<[Message]> = messages(plan.size(40_000, 2_000)).into();
-    let contestants = [
-        "public API",
-        "same rows",
-        "least rows",
-        "effect, with the gate",
-        "one transaction, 16",
-        "by hand, 16",
-        "effect alone",
-        "one transaction, 64",
-        "by hand, 64",
-        "effect alone, 64",
-    ];
     let some: Arc<[Message]> = messages.iter().take(messages.len() / 4).cloned().collect();
     let mut pools = Vec::new();
     for Series { handlers, .. } in SERIES {
@@ -156,7 +157,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         one_transaction(&store, &pool, handlers, &some).await;
         pools.push(pool);
     }
-    let mut rounds = plan.rounds("postgres", &contestants);
+    let mut rounds = plan.rounds("postgres", &CONTESTANTS);
     while rounds.next() {
         empty(&client).await;
         let gate = Gate::new(fresh_scope(), key(), store.clone());
@@ -186,16 +187,10 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         for (pool, series) in pools.iter().zip(&SERIES) {
             empty(&client).await;
             let before = server.cpu_time();
-            rounds
-                .measure(
-                    series.ours,
-                    one_transaction(&store, pool, series.handlers, &messages),
-                )
-                .await;
-            rounds.note(
-                series.server,
-                per_message(server.cpu_time() - before, &messages),
-            );
+            let ours = one_transaction(&store, pool, series.handlers, &messages);
+            rounds.measure(series.ours, ours).await;
+            let used = server.cpu_time() - before;
+            rounds.note(series.server, per_message(used, &messages));
             empty(&client).await;
             let by_hand = effects(&server, Completing::ByHand, series.handlers, &messages);
             rounds.measure(series.by_hand, by_hand).await;
@@ -203,10 +198,8 @@ async fn run(plan: &Plan) -> Vec<Figure> {
             let before = server.cpu_time();
             let alone = effects(&server, Completing::Nothing, series.handlers, &messages);
             rounds.measure(series.alone, alone).await;
-            rounds.note(
-                series.server_alone,
-                per_message(server.cpu_time() - before, &messages),
-            );
+            let used = server.cpu_time() - before;
+            rounds.note(series.server_alone, per_message(used, &messages));
         }
     }
     figures(&rounds)
@@ -291,15 +284,15 @@ async fn by_hand(postgres: &Postgres, rows: ByHand, count: usize) -> f64 {
             let complete = client.prepare(rows.complete).await.expect("valid SQL");
             for first in (position * batch..count).step_by(CONNECTIONS * batch) {
                 let numbers = first..count.min(first + batch);
-                let digest = |n| {
-                    if rows.digests {
-                        fastrand::u64(..)
-                    } else {
-                        n as u64
-                    }
-                };
                 let mut keys: Vec<String> = numbers
-                    .map(|n| format!("{scope}:{:022}", digest(n)))
+                    .map(|n| {
+                        let digest = if rows.digests {
+                            fastrand::u64(..)
+                        } else {
+                            n as u64
+                        };
+                        format!("{scope}:{digest:022}")
+                    })
                     .collect();
                 // Batches that lock their rows in the same order cannot deadlock.
                 keys.sort_unstable();
@@ -317,7 +310,7 @@ async fn by_hand(postgres: &Postgres, rows: ByHand, count: usize) -> f64 {
     count as f64 / started.elapsed().as_secs_f64()
 }
 
-/// What is written for an effect's message in the effect's transaction.
+/// The record that is written for an effect's message in the effect's transaction.
 enum Completing {
     Nothing,
     /// A record under a random key, in the round trip of the beginning.
@@ -340,15 +333,14 @@ async fn effects(
     for _ in 0..connections {
         clients.push(postgres.connection().await);
     }
-    let (completing, next) = (Arc::new(completing), Arc::new(AtomicUsize::new(0)));
+    let completing = Arc::new(completing);
+    let next = Arc::new(AtomicUsize::new(0));
     let started = Instant::now();
     let mut handlers = JoinSet::new();
     for client in clients {
-        let (completing, next, messages) = (
-            Arc::clone(&completing),
-            Arc::clone(&next),
-            Arc::clone(messages),
-        );
+        let completing = Arc::clone(&completing);
+        let next = Arc::clone(&next);
+        let messages = Arc::clone(messages);
         handlers.spawn(async move { handle(client, &completing, &next, &messages).await });
     }
     while let Some(handler) = handlers.join_next().await {

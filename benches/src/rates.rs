@@ -35,7 +35,7 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
 /// Messages per second.
 const RATES: [u32; 4] = [100, 1_000, 5_000, 20_000];
 const PARTITIONS: i32 = 12;
-/// How long messages are produced before the measurement begins, and during it.
+/// The time for which messages are produced before the measurement begins, and during it.
 const WARM_UP: Duration = Duration::from_secs(2);
 const MEASURED: Duration = Duration::from_secs(6);
 /// The line that a consumer prints when it has its partitions.
@@ -49,13 +49,13 @@ pub(crate) struct Task {
     topic: String,
     /// Messages per second.
     rate: u32,
-    /// How many messages come before the first one that is measured.
+    /// The number of messages before the first one that is measured.
     warm_up: usize,
-    /// How many are measured.
+    /// The number of messages that are measured.
     count: usize,
 }
 
-/// What a process does.
+/// The role of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Role {
     Produce,
@@ -68,7 +68,7 @@ enum Role {
     PollAndCommit,
 }
 
-/// What a consumer measured.
+/// The measurements of a consumer.
 #[derive(Debug, Serialize, Deserialize)]
 struct Measured {
     used: Vec<Used>,
@@ -90,18 +90,14 @@ struct Percentiles {
 impl Percentiles {
     fn of(mut micros: Vec<u32>) -> Self {
         micros.sort_unstable();
-        let at = |share: f64| {
+        let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|share| {
             let place = (micros.len() as f64 * share) as usize;
             micros
                 .get(place.min(micros.len().saturating_sub(1)))
                 .copied()
                 .map_or(f64::NAN, f64::from)
-        };
-        Self {
-            p50: at(0.5),
-            p99: at(0.99),
-            p999: at(0.999),
-        }
+        });
+        Self { p50, p99, p999 }
     }
 }
 
@@ -129,25 +125,14 @@ const CONTESTANTS: [&str; 5] = [
 ];
 
 async fn run(plan: &Plan) -> Vec<Figure> {
-    let (redis, kafka) = (
-        RedisServer::start_with(&BENCH_REDIS).await,
-        KafkaBroker::start_for_long().await,
-    );
-    let (postgres, folder) = (
-        PostgresServer::start().await,
-        tempfile::tempdir().expect("a folder"),
-    );
+    let redis = RedisServer::start_with(&BENCH_REDIS).await;
+    let kafka = KafkaBroker::start_for_long().await;
+    let postgres = PostgresServer::start().await;
+    let folder = tempfile::tempdir().expect("a folder");
     let store = PostgresStore::connect(postgres.url())
         .await
         .expect("the server may be used");
     store.create_schema().await.expect("new tables");
-    let role_of = |contestant: &str| match contestant {
-        "Redis" => Role::Redis(redis.url().to_owned()),
-        "SQLite" => Role::Sqlite(folder.path().join(fresh_scope()).display().to_string()),
-        "PostgreSQL" => Role::Postgres(postgres.url().to_owned()),
-        "bare loop" => Role::BareLoop(redis.url().to_owned()),
-        _ => Role::PollAndCommit,
-    };
     let turns: Vec<&'static str> = RATES
         .iter()
         .flat_map(|rate| CONTESTANTS.map(|contestant| name(contestant, *rate, "CPU")))
@@ -157,7 +142,16 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         for rate in RATES {
             for contestant in CONTESTANTS {
                 let topic = kafka.new_topic(ROUTE, PARTITIONS).await;
-                let task = task(plan, &kafka, topic, rate, role_of(contestant));
+                let role = match contestant {
+                    "Redis" => Role::Redis(redis.url().to_owned()),
+                    "SQLite" => {
+                        Role::Sqlite(folder.path().join(fresh_scope()).display().to_string())
+                    }
+                    "PostgreSQL" => Role::Postgres(postgres.url().to_owned()),
+                    "bare loop" => Role::BareLoop(redis.url().to_owned()),
+                    _ => Role::PollAndCommit,
+                };
+                let task = task(plan, &kafka, topic, rate, role);
                 measure(&mut rounds, contestant, &task).await;
             }
         }
@@ -169,18 +163,18 @@ async fn run(plan: &Plan) -> Vec<Figure> {
 }
 
 fn task(plan: &Plan, kafka: &Kafka, topic: String, rate: u32, role: Role) -> Task {
-    let in_time = |time: Duration| {
+    let [warm_up, count] = [WARM_UP, MEASURED].map(|time| {
         let count = (f64::from(rate) * time.as_secs_f64()) as usize;
         plan.size(count, count.min(50))
-    };
+    });
     let brokers = kafka.bootstrap().to_owned();
     Task {
         role,
         brokers,
         topic,
         rate,
-        warm_up: in_time(WARM_UP),
-        count: in_time(MEASURED),
+        warm_up,
+        count,
     }
 }
 
@@ -281,11 +275,13 @@ fn process(task: &Task) -> Command {
 
 /// The figures of one rate.
 fn figures(rounds: &Rounds, rate: u32) -> Vec<Figure> {
-    let (micros, bare) = (Unit::MicrosPerMessage, "bare loop");
+    let micros = Unit::MicrosPerMessage;
+    let bare = "bare loop";
     let mut figures = Vec::new();
     for contestant in ["Redis", "SQLite", "PostgreSQL"] {
-        let of = |what: &str| name(contestant, rate, what);
-        let against = |what: &str, unit| rounds.against(of(what), unit, name(bare, rate, what));
+        let against = |what: &str, unit| {
+            rounds.against(name(contestant, rate, what), unit, name(bare, rate, what))
+        };
         let cpu = against("CPU", micros);
         let is_target = contestant == "Redis";
         figures.push(if is_target {
@@ -294,23 +290,21 @@ fn figures(rounds: &Rounds, rate: u32) -> Vec<Figure> {
             cpu
         });
         if is_target {
-            let group = |group: &&str| rounds.figure(of(&format!("CPU, {group}")), micros);
-            figures.extend(threads::GROUPS.iter().map(group));
+            figures.extend(threads::GROUPS.iter().map(|group| {
+                let name = name(contestant, rate, &format!("CPU, {group}"));
+                rounds.figure(name, micros)
+            }));
         }
         figures.push(against("switches", Unit::SwitchesPerMessage));
-        let effect = |what: &str, limit: f64| {
+        for (what, limit) in [("to effect, p50", 1_000.0), ("to effect, p99", 5_000.0)] {
             let figure = against(what, Unit::Micros);
             let is_target = is_target && [1_000, 5_000].contains(&rate);
-            if is_target {
+            figures.push(if is_target {
                 figure.target(Bound::ValueAtMost, limit)
             } else {
                 figure
-            }
-        };
-        figures.extend([
-            effect("to effect, p50", 1_000.0),
-            effect("to effect, p99", 5_000.0),
-        ]);
+            });
+        }
         for what in [
             "to effect, p99.9",
             "to ack, p50",

@@ -89,7 +89,7 @@ fn keys(count: usize) -> Vec<StoreKey> {
         .collect()
 }
 
-/// How the keys are requested.
+/// The way in which the keys are requested.
 #[derive(Clone, Copy)]
 enum By<'a> {
     Ahead(&'a RedisStore),
@@ -121,19 +121,23 @@ impl By<'_> {
 
 async fn complete(store: &RedisStore, keys: &[StoreKey]) {
     for batch in keys.chunks(BATCH) {
-        let token = Token::from_bits(fastrand::u128(1..));
-        let (fingerprint, result) = (None, b"".as_slice().into());
         let operation = Operation::Complete {
-            token,
-            fingerprint,
-            result,
+            token: Token::from_bits(fastrand::u128(1..)),
+            fingerprint: None,
+            result: b"".as_slice().into(),
             retention: RETENTION,
         };
-        let command = |key: &StoreKey| Command {
-            key: key.clone(),
-            operation: operation.clone(),
-        };
-        let replies = store.execute(batch.iter().map(command).collect()).await;
+        let replies = store
+            .execute(
+                batch
+                    .iter()
+                    .map(|key| Command {
+                        key: key.clone(),
+                        operation: operation.clone(),
+                    })
+                    .collect(),
+            )
+            .await;
         assert!(
             replies
                 .iter()
@@ -160,25 +164,27 @@ async fn claim(store: &RedisStore, keys: &[StoreKey]) {
         fenced: false,
         longest_lease: Duration::MAX,
     };
-    let command = |key: &StoreKey| Command {
-        key: key.clone(),
-        operation: operation.clone(),
-    };
-    let is_completed = |reply| {
-        matches!(
-            reply,
-            &Ok(Reply::Verdict {
-                verdict: Verdict::Completed { .. },
-                ..
-            })
-        )
-    };
     assert!(
         store
-            .execute(keys.iter().map(command).collect())
+            .execute(
+                keys.iter()
+                    .map(|key| Command {
+                        key: key.clone(),
+                        operation: operation.clone(),
+                    })
+                    .collect()
+            )
             .await
             .iter()
-            .all(is_completed),
+            .all(|reply| {
+                matches!(
+                    reply,
+                    &Ok(Reply::Verdict {
+                        verdict: Verdict::Completed { .. },
+                        ..
+                    })
+                )
+            }),
         "each is completed"
     );
 }

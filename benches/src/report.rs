@@ -86,7 +86,8 @@ fn show(benchmark: &str, figure: &Figure) -> String {
             value: theirs,
             ratio,
         }) => {
-            let (theirs, ratio_text) = (number(theirs.median), format!("{:.2}", ratio.median));
+            let theirs = number(theirs.median);
+            let ratio_text = format!("{:.2}", ratio.median);
             line([
                 &name,
                 &value,

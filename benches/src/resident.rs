@@ -2,7 +2,7 @@
 
 use std::fs;
 
-/// What is in use, in MiB.
+/// The memory in use, in MiB.
 pub(crate) fn rss_mebibytes() -> f64 {
     mebibytes("VmRSS:")
 }

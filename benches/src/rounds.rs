@@ -8,10 +8,10 @@ use serde::Serialize;
 
 use crate::figure::{Figure, Unit};
 
-/// How much is measured.
+/// The extent of the measurements.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Plan {
-    /// How often each contestant is measured.
+    /// The number of measurements of each contestant.
     pub(crate) repetitions: u32,
     /// Small sizes, whose figures mean nothing.
     pub(crate) quick: bool,

@@ -28,8 +28,8 @@ end
 return 'L'";
 
 const PIPELINE: usize = 64;
-/// How often the contestants take turns within one round. The ratios are close, and the machine's
-/// speed drifts.
+/// The number of turns that the contestants take within one round. The ratios are close, and the
+/// machine's speed drifts.
 const TURNS: usize = 12;
 
 /// A contestant: how it claims and completes, and on which server it is measured.

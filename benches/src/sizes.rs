@@ -79,19 +79,20 @@ fn receipt() -> Receipt {
 }
 
 fn quote() -> Quote {
-    let line = |n: u32| Line {
-        sku: format!("K-{n:06}"),
-        quantity: n % 7 + 1,
-        unit_price_cents: u64::from(n) * 137 + 995,
-        in_stock: !n.is_multiple_of(3),
-        note: n
-            .is_multiple_of(5)
-            .then(|| "delivered from another warehouse".to_owned()),
-    };
     Quote {
         quote_id: "Q-000000000042".to_owned(),
         valid_for_seconds: 900,
-        lines: (0..20).map(line).collect(),
+        lines: (0..20)
+            .map(|n| Line {
+                sku: format!("K-{n:06}"),
+                quantity: n % 7 + 1,
+                unit_price_cents: u64::from(n) * 137 + 995,
+                in_stock: !n.is_multiple_of(3),
+                note: n
+                    .is_multiple_of(5)
+                    .then(|| "delivered from another warehouse".to_owned()),
+            })
+            .collect(),
     }
 }
 
@@ -118,7 +119,8 @@ fn stored(result: &(impl ToStored + ?Sized), codec: Codec) -> Bytes {
 }
 
 async fn run(plan: &Plan) -> Vec<Figure> {
-    let (json, pack) = (Codec::Json, Codec::MessagePack);
+    let json = Codec::Json;
+    let pack = Codec::MessagePack;
     let results: [(&str, Bytes); 8] = [
         ("nothing", stored(&(), json)),
         ("receipt, JSON", stored(&receipt(), json)),
@@ -238,10 +240,9 @@ async fn fill(store: &dyn Store, result: &Bytes, count: usize) {
         let numbers = first..count.min(first + BATCH);
         let keys: Vec<(StoreKey, Token)> = numbers.map(|_| random_key(&scope)).collect();
         let claims = keys.iter().map(|(key, token)| {
-            let (token, lease) = (*token, Gate::DEFAULT_LEASE);
             let operation = Operation::Claim {
-                token,
-                lease,
+                token: *token,
+                lease: Gate::DEFAULT_LEASE,
                 fingerprint: None,
                 fenced: false,
                 longest_lease: Duration::MAX,
@@ -262,12 +263,11 @@ async fn fill(store: &dyn Store, result: &Bytes, count: usize) {
             assert!(granted, "a new key is granted: {reply:?}");
         }
         let completions = keys.iter().map(|(key, token)| {
-            let (token, result, retention) = (*token, result.clone(), Gate::DEFAULT_RETENTION);
             let operation = Operation::Complete {
-                token,
+                token: *token,
                 fingerprint: None,
-                result,
-                retention,
+                result: result.clone(),
+                retention: Gate::DEFAULT_RETENTION,
             };
             Command {
                 key: key.clone(),

@@ -92,7 +92,7 @@ struct ByHand {
     table: &'static str,
     insert: &'static str,
     update: &'static str,
-    /// Whether the keys are in random order, as digests are, or ascending.
+    /// `true` if the keys are in random order, as digests are; otherwise they ascend.
     digests: bool,
 }
 
@@ -252,9 +252,9 @@ impl ByHand {
     }
 
     fn keys(&self, scope: &str, count: usize) -> Vec<String> {
-        let digest = |n| if self.digests { fastrand::u64(..) } else { n };
         (0..count as u64)
-            .map(|n| format!("{scope}:{:022}", digest(n)))
+            .map(|n| if self.digests { fastrand::u64(..) } else { n })
+            .map(|digest| format!("{scope}:{digest:022}"))
             .collect()
     }
 }

@@ -33,15 +33,13 @@ const BATCH: usize = 10;
 const CONCURRENCY: usize = 100;
 /// The number of loops that have as many messages in flight.
 const LOOPS: usize = CONCURRENCY / BATCH;
-/// How long a receive waits on an empty queue. Long enough that no consumer needs two empty
+/// The time that a receive waits on an empty queue. Long enough that no consumer needs two empty
 /// receives.
 const WAIT: Duration = Duration::from_secs(5);
 
 async fn run(plan: &Plan) -> Vec<Figure> {
-    let (redis, server) = (
-        RedisServer::start_with(&BENCH_REDIS).await,
-        ElasticmqServer::start().await,
-    );
+    let redis = RedisServer::start_with(&BENCH_REDIS).await;
+    let server = ElasticmqServer::start().await;
     let mut bare = Bare::connect(&redis).await;
     let count = plan.size(20_000, 500);
     let mut rounds = plan.rounds("sqs", &["unique", "replay", "bare loop", "ten bare loops"]);
@@ -94,8 +92,9 @@ async fn run(plan: &Plan) -> Vec<Figure> {
 }
 
 async fn fill(queue: &Queue, count: usize) {
-    let body = |n| String::from_utf8(payload(n).to_vec()).expect("JSON is text");
-    queue.send((0..count).map(body)).await;
+    queue
+        .send((0..count).map(|n| String::from_utf8(payload(n).to_vec()).expect("JSON is text")))
+        .await;
 }
 
 /// A queue to consume.
@@ -170,11 +169,9 @@ async fn receive_and_delete(sqs: &Sqs, queue: &Queue, count: usize, at_once: usi
     let started = Instant::now();
     let mut loops = JoinSet::new();
     for _ in 0..at_once {
-        let (client, url, left) = (
-            sqs.client().clone(),
-            queue.url().to_owned(),
-            Arc::clone(&left),
-        );
+        let client = sqs.client().clone();
+        let url = queue.url().to_owned();
+        let left = Arc::clone(&left);
         loops.spawn(async move {
             while left.load(SeqCst) > 0 {
                 // With all attributes, as the source requests them for origin, group and headers.
@@ -194,14 +191,17 @@ async fn receive_and_delete(sqs: &Sqs, queue: &Queue, count: usize, at_once: usi
                 if received.is_empty() {
                     continue;
                 }
-                let entry = |(n, message): (usize, &aws_sdk_sqs::types::Message)| {
-                    let entry = DeleteMessageBatchRequestEntry::builder().id(n.to_string());
-                    entry
-                        .set_receipt_handle(message.receipt_handle.clone())
-                        .build()
-                        .expect("both are set")
-                };
-                let entries = received.iter().enumerate().map(entry).collect();
+                let entries = received
+                    .iter()
+                    .enumerate()
+                    .map(|(n, message)| {
+                        let entry = DeleteMessageBatchRequestEntry::builder().id(n.to_string());
+                        entry
+                            .set_receipt_handle(message.receipt_handle.clone())
+                            .build()
+                            .expect("both are set")
+                    })
+                    .collect();
                 let deleted = client
                     .delete_message_batch()
                     .queue_url(&url)

@@ -26,8 +26,10 @@ pub(crate) struct Stopwatch {
 
 impl Stopwatch {
     pub(crate) fn new(expected: usize) -> Arc<Self> {
-        let (acked, runs) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let (started, stopped) = (OnceLock::new(), OnceLock::new());
+        let acked = AtomicUsize::new(0);
+        let runs = AtomicUsize::new(0);
+        let started = OnceLock::new();
+        let stopped = OnceLock::new();
         Arc::new(Self {
             expected,
             acked,
@@ -54,7 +56,7 @@ impl Stopwatch {
         self.over.notified().await;
     }
 
-    /// How many handlers have run.
+    /// The number of handlers that have run.
     pub(crate) fn runs(&self) -> usize {
         self.runs.load(Acquire)
     }
@@ -97,20 +99,26 @@ impl<S: Source> Source for Timed<S> {
             return Ok(None);
         };
         self.stopwatch.received();
-        let timed = |Delivery {
+        Ok(Some(
+            received
+                .into_iter()
+                .map(
+                    |Delivery {
                          message,
                          ack_handle,
                      }| {
-            let ack_handle = TimedTicket {
-                ack_handle,
-                stopwatch: Arc::clone(&self.stopwatch),
-            };
-            Delivery {
-                message,
-                ack_handle: Arc::new(ack_handle),
-            }
-        };
-        Ok(Some(received.into_iter().map(timed).collect()))
+                        let ack_handle = TimedTicket {
+                            ack_handle,
+                            stopwatch: Arc::clone(&self.stopwatch),
+                        };
+                        Delivery {
+                            message,
+                            ack_handle: Arc::new(ack_handle),
+                        }
+                    },
+                )
+                .collect(),
+        ))
     }
 
     fn stop_receiving(&self) {

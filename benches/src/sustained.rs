@@ -135,12 +135,12 @@ impl Place {
             Self::Sqlite(file) => {
                 let mut log = file.clone().into_os_string();
                 log.push("-wal");
-                let bytes = |path: &Path| {
-                    std::fs::metadata(path)
-                        .map(|metadata| metadata.len())
-                        .unwrap_or_default()
-                };
-                (bytes(file) + bytes(Path::new(&log))) as f64
+                let bytes: u64 = [file.as_path(), Path::new(&log)]
+                    .iter()
+                    .filter_map(|path| std::fs::metadata(path).ok())
+                    .map(|metadata| metadata.len())
+                    .sum();
+                bytes as f64
             }
             Self::Postgres(client) => {
                 let size = client
@@ -167,7 +167,8 @@ async fn sustained(store: Arc<dyn Store>, mut place: Place, quarter: Duration) -
     let started = Instant::now();
     let mut workers = JoinSet::new();
     for _ in 0..IN_FLIGHT {
-        let (store, scope) = (Arc::clone(&store), scope.clone());
+        let store = Arc::clone(&store);
+        let scope = scope.clone();
         workers.spawn(async move {
             let mut micros = vec![Vec::new(); QUARTERS];
             while let Some(quarter) = micros.get_mut(number(started, quarter)) {
@@ -249,31 +250,42 @@ async fn message(store: &dyn Store, scope: &Scope) {
 impl Quarters {
     /// The last quarter compared with the second.
     fn figures(self, names: &Names) -> [Figure; 4] {
-        let compared = |name, unit, of: &dyn Fn(usize) -> f64| {
-            Figure::new(name, unit, &[of(QUARTERS - 1)]).against(BASELINE, &[of(1)])
-        };
-        let rate = |quarter: usize| self.of(&self.micros, quarter).len() as f64 / self.seconds;
-        let size = |quarter: usize| {
-            let sizes = self.of(&self.sizes, quarter);
-            sizes.iter().sum::<f64>() / sizes.len() as f64 / MEBIBYTE
-        };
-        let p99 = |quarter: usize| {
-            let mut micros = self.of(&self.micros, quarter).to_vec();
-            micros.sort_unstable();
-            micros
-                .get(micros.len() * 99 / 100)
-                .copied()
-                .map_or(f64::NAN, f64::from)
-        };
         [
-            compared(names.rate, Unit::MessagesPerSecond, &rate).target(Bound::RatioAtLeast, 0.9),
-            compared(names.p99, Unit::MicrosPerMessage, &p99).target(Bound::RatioAtMost, 1.1),
-            compared(names.size, Unit::Mebibytes, &size).target(Bound::RatioAtMost, 1.1),
-            // The store holds the records that arrived within the retention.
-            compared(names.record, Unit::BytesPerKey, &|quarter| {
-                size(quarter) * MEBIBYTE / (rate(quarter) * RETENTION.as_secs_f64())
-            }),
+            self.compared(names.rate, Unit::MessagesPerSecond, Self::rate)
+                .target(Bound::RatioAtLeast, 0.9),
+            self.compared(names.p99, Unit::MicrosPerMessage, Self::p99)
+                .target(Bound::RatioAtMost, 1.1),
+            self.compared(names.size, Unit::Mebibytes, Self::size)
+                .target(Bound::RatioAtMost, 1.1),
+            self.compared(names.record, Unit::BytesPerKey, Self::bytes_per_key),
         ]
+    }
+
+    fn compared(&self, name: &'static str, unit: Unit, of: fn(&Self, usize) -> f64) -> Figure {
+        Figure::new(name, unit, &[of(self, QUARTERS - 1)]).against(BASELINE, &[of(self, 1)])
+    }
+
+    fn rate(&self, quarter: usize) -> f64 {
+        self.of(&self.micros, quarter).len() as f64 / self.seconds
+    }
+
+    fn size(&self, quarter: usize) -> f64 {
+        let sizes = self.of(&self.sizes, quarter);
+        sizes.iter().sum::<f64>() / sizes.len() as f64 / MEBIBYTE
+    }
+
+    fn p99(&self, quarter: usize) -> f64 {
+        let mut micros = self.of(&self.micros, quarter).to_vec();
+        micros.sort_unstable();
+        micros
+            .get(micros.len() * 99 / 100)
+            .copied()
+            .map_or(f64::NAN, f64::from)
+    }
+
+    /// The store holds the records that arrived within the retention.
+    fn bytes_per_key(&self, quarter: usize) -> f64 {
+        self.size(quarter) * MEBIBYTE / (self.rate(quarter) * RETENTION.as_secs_f64())
     }
 
     fn of<'a, T>(&self, quarters: &'a [Vec<T>], number: usize) -> &'a [T] {

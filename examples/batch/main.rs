@@ -33,7 +33,7 @@ const UNBOOKABLE: u32 = 400;
 #[derive(Debug, Parser)]
 #[command(about = "Books orders in batches, with duplicates and orders that make their batch fail")]
 struct Args {
-    /// How many orders to produce; every third of them twice.
+    /// The number of orders to produce; every third of them twice.
     #[arg(long, default_value_t = 3_000)]
     orders: u32,
     /// The most orders of a batch.
@@ -86,7 +86,7 @@ impl BatchHandler for Bookkeeper {
     }
 }
 
-/// What happened, in numbers.
+/// The proof, in numbers.
 #[derive(Debug, Serialize)]
 struct Proof {
     schema: &'static str,
@@ -102,8 +102,8 @@ struct Proof {
 }
 
 impl Proof {
-    /// Whether every order that can be booked was booked once, and the others are dead letters at
-    /// their first attempt.
+    /// Returns whether every order that can be booked was booked once, and the others are dead
+    /// letters at their first attempt.
     fn holds(&self) -> bool {
         self.booked == self.orders - self.unbookable
             && self.booked_twice == 0
@@ -129,7 +129,8 @@ impl fmt::Display for Proof {
             "{:>8}  dead letters, for {} orders that cannot be booked",
             self.dead_letters, self.unbookable
         )?;
-        let (calls, parts) = (self.calls, self.calls_for_parts_of_failed_batches);
+        let calls = self.calls;
+        let parts = self.calls_for_parts_of_failed_batches;
         write!(
             f,
             "{calls:>8}  calls of the handler, {parts} of them for parts of batches that failed"
@@ -144,7 +145,8 @@ fn main() -> ExitCode {
 /// Produces, books, and returns whether the proof holds.
 fn prepare_and_run(args: &Args) -> Result<bool, BoxError> {
     let name = format!("batch-{:x}", fastrand::u32(..));
-    let (topic, dead) = (format!("{name}-orders"), format!("{name}-dead"));
+    let topic = format!("{name}-orders");
+    let dead = format!("{name}-dead");
     let broker = Broker::start(args.bootstrap.as_deref())?;
     broker.create_topic(&topic)?;
     broker.create_topic(&dead)?;

@@ -32,7 +32,7 @@ struct Order {
     customer: String,
 }
 
-/// What is published.
+/// The message that is published.
 #[derive(Debug, Serialize, Deserialize)]
 struct Shipped {
     order_id: String,
@@ -109,19 +109,6 @@ impl Consumers {
             .max_size(2 * CONCURRENCY as usize)
             .build()?;
         let store = PostgresStore::connect(&self.postgres).await?;
-        let source = |topic: &str| {
-            let group = format!("{}-{topic}", self.run);
-            let topic = format!(
-                "{}-{}",
-                self.run,
-                if topic == "notices" {
-                    "shipments"
-                } else {
-                    topic
-                }
-            );
-            KafkaSource::new(&self.bootstrap, group, [topic])
-        };
         let gate = |name: &str, key| {
             Gate::new(format!("{}-{name}", self.run), key, store.clone()).transactional()
         };
@@ -134,7 +121,8 @@ impl Consumers {
             outbox,
             run: self.run.clone(),
         };
-        let shipping = Consumer::new(source("orders"), orders, shipping).concurrency(CONCURRENCY);
+        let source = self.source("orders", "orders");
+        let shipping = Consumer::new(source, orders, shipping).concurrency(CONCURRENCY);
 
         // The id is the same however often the relay has published it.
         let shipments = gate("notices", Key::header(ID_HEADER));
@@ -142,18 +130,22 @@ impl Consumers {
             pool,
             run: self.run.clone(),
         };
-        let notices = Consumer::new(source("notices"), shipments, notices).concurrency(CONCURRENCY);
+        let source = self.source("notices", "shipments");
+        let notices = Consumer::new(source, shipments, notices).concurrency(CONCURRENCY);
 
         let told = async {
             until_told_to_stop().await;
             stop.cancel();
             Ok(())
         };
-        let (shipping, notices) = (
-            shipping.run_until(stop.clone().cancelled_owned()),
-            notices.run_until(stop.clone().cancelled_owned()),
-        );
+        let shipping = shipping.run_until(stop.clone().cancelled_owned());
+        let notices = notices.run_until(stop.clone().cancelled_owned());
         tokio::try_join!(shipping, notices, told)?;
         Ok(())
+    }
+
+    fn source(&self, group: &str, topic: &str) -> KafkaSource {
+        let group = format!("{}-{group}", self.run);
+        KafkaSource::new(&self.bootstrap, group, [format!("{}-{topic}", self.run)])
     }
 }

@@ -21,13 +21,13 @@ use clap::Parser;
 use indicatif::ProgressBar;
 use oncegate::BoxError;
 use oncegate_examples::broker::Broker;
-use oncegate_examples::crew::{Crew, Progress};
+use oncegate_examples::crew::Crew;
 use oncegate_examples::database::Database;
 use oncegate_examples::show::{Show, exit_code};
 
 use proof::Proof;
 
-/// Each order's customer is its broker key.
+/// The number of customers. An order's customer is its broker key.
 const CUSTOMERS: u32 = 50;
 /// The crashes of the relay, each after it has published something.
 const CRASHES: u32 = 5;
@@ -51,7 +51,7 @@ CREATE TABLE IF NOT EXISTS notices (
     about = "Ships orders and publishes notices through an outbox, crashes its relay, and proves that each arrives once"
 )]
 struct Args {
-    /// How many orders to produce; each comes once or twice.
+    /// The number of orders to produce; each comes once or twice.
     #[arg(long, default_value_t = 3_000)]
     orders: u32,
     /// A Kafka broker, `host:port`; without it one is started in this process.
@@ -88,7 +88,8 @@ fn main() -> ExitCode {
 /// Produces, ships, publishes, crashes, and returns whether the proof holds.
 fn run(args: &Args) -> Result<bool, BoxError> {
     let run = format!("outbox-{:x}", fastrand::u32(..));
-    let (orders, shipments) = (format!("{run}-orders"), format!("{run}-shipments"));
+    let orders = format!("{run}-orders");
+    let shipments = format!("{run}-shipments");
     let stages = args.show.stages();
     let bar = stages.begin("shipping; the relay crashes on the way", args.orders.into());
 
@@ -111,13 +112,15 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     let crashes = crash_relays(&shared, &database, &run, bar)?;
     let mut relay = Crew::start(1, &[&["relay".to_owned()], &shared[..]].concat())?;
 
-    let heard = || proof::progress(&database, &run);
     let asker = broker.asker(&format!("{run}-notices"))?;
-    let all_received = |progress: &Progress| {
-        progress.answers == u64::from(args.orders)
-            && broker.is_consumed(&asker, &shipments).unwrap_or(false)
-    };
-    consumers.wait_for(bar, heard, all_received)?;
+    consumers.wait_for(
+        bar,
+        || proof::progress(&database, &run),
+        |progress| {
+            progress.answers == u64::from(args.orders)
+                && broker.is_consumed(&asker, &shipments).unwrap_or(false)
+        },
+    )?;
     relay.stop()?;
     consumers.stop()?;
     stages.end();

@@ -8,7 +8,7 @@ use oncegate_examples::crew::Progress;
 use oncegate_examples::database::Database;
 use serde::Serialize;
 
-/// What happened, in numbers.
+/// The proof, in numbers.
 #[derive(Debug, Serialize)]
 pub(crate) struct Proof {
     schema: &'static str,
@@ -72,7 +72,7 @@ impl Proof {
         })
     }
 
-    /// Whether every order was shipped once and noticed once, in order, although some were
+    /// Returns whether every order was shipped once and noticed once, in order, although some were
     /// published again.
     pub(crate) fn holds(&self) -> bool {
         self.shipments == self.orders

@@ -10,9 +10,9 @@ use oncegate::postgres::PostgresStore;
 use oncegate::{BoxError, Event, Observer};
 use oncegate_examples::crew::{start_logging, until_told_to_stop};
 
-/// How long the next relay waits after one has crashed.
+/// The time that the next relay waits after one has crashed.
 const LEASE: Duration = Duration::from_secs(1);
-/// How many messages a relay publishes before it crashes.
+/// The number of messages that a relay publishes before it crashes.
 const CRASH_AFTER: u32 = 20;
 
 #[derive(Debug, Args)]

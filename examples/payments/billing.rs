@@ -1,5 +1,5 @@
-//! What is to be done once for each payment, and what makes two payments the same: what you would
-//! write yourself.
+//! The handler, which must run once for each payment, and the key, which makes two payments the
+//! same: the code that you would write yourself.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub(crate) fn key() -> Key {
     Key::json([Field::from("order_id"), Field::path("amount").decimal()])
 }
 
-/// How long the bank takes.
+/// The time that the bank takes.
 const BANK_TAKES: Duration = Duration::from_millis(2);
 
 #[derive(Debug, Deserialize)]

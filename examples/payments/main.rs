@@ -41,7 +41,7 @@ struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Role {
-    /// One of the worker processes; started by the main one.
+    /// A worker process; started by the main one.
     #[command(hide = true)]
     Worker(worker::Worker),
 }
@@ -89,13 +89,14 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     second.finish(&broker, &topic, bar)?;
     stage.end();
 
-    let (first, second) = (first.ledger.read()?, second.ledger.read()?);
+    let first = first.ledger.read()?;
+    let second = second.ledger.read()?;
     let proof = Proof::new(&stage.payments, killed, &bank.charges()?, &first, &second);
     stage.print(&proof)?;
     Ok(proof.holds())
 }
 
-/// One pass over the topic: worker processes, and their ledger.
+/// A pass over the topic: worker processes, and their ledger.
 struct Pass {
     group: String,
     ledger: Ledger,
@@ -115,10 +116,8 @@ impl Pass {
         let group = format!("{run}-{pass}");
         let path = folder.join(format!("{pass}.ledger"));
         let ledger = Ledger::open(&path)?;
-        let (path, bank) = (
-            path.display().to_string(),
-            bank_place(folder).display().to_string(),
-        );
+        let path = path.display().to_string();
+        let bank = bank_place(folder).display().to_string();
         let arguments = [
             "--bootstrap",
             broker.bootstrap(),
@@ -147,8 +146,10 @@ impl Pass {
         let asker = broker.asker(&self.group)?;
         // A question that fails is asked again; that nothing moves any more is noticed all the
         // same.
-        let is_consumed = || broker.is_consumed(&asker, topic).unwrap_or(false);
-        self.crew
-            .finish(bar, || self.ledger.progress(), is_consumed)
+        self.crew.finish(
+            bar,
+            || self.ledger.progress(),
+            || broker.is_consumed(&asker, topic).unwrap_or(false),
+        )
     }
 }

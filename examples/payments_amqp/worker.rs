@@ -41,7 +41,8 @@ impl Worker {
         let store = open_store(&self.store).await?;
         let gate = Gate::new(self.scope, billing::key(), store).lease(LEASE);
         let source = AmqpSource::new(self.uri, self.queue).prefetch(32);
-        let (bank, ledger) = (Bank::open(&self.bank)?, Ledger::open(&self.ledger)?);
+        let bank = Bank::open(&self.bank)?;
+        let ledger = Ledger::open(&self.ledger)?;
         let billing = Billing {
             bank,
             ledger,

@@ -1,5 +1,5 @@
-//! What is to be done once for each payment, and what makes two payments the same: what you would
-//! write yourself.
+//! The handler, which must run once for each payment, and the key, which makes two payments the
+//! same: the code that you would write yourself.
 
 #[path = "../payments/billing.rs"]
 mod of_json;

@@ -53,7 +53,7 @@ struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Role {
-    /// One of the worker processes; started by the main one.
+    /// A worker process; started by the main one.
     #[command(hide = true)]
     Worker(worker::Worker),
 }
@@ -111,14 +111,15 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     let charged_again = python.consume(&place, "python-replay", bar)?;
     stage.end();
 
-    let (first, second) = (first.ledger.read()?, second.ledger.read()?);
+    let first = first.ledger.read()?;
+    let second = second.ledger.read()?;
     let rust = Proof::new(&stage.payments, killed, &bank.charges()?, &first, &second);
     let proof = ProofWithPython::new(rust, &stage.payments, &charged, &charged_again);
     stage.print(&proof)?;
     Ok(proof.holds())
 }
 
-/// What all workers share.
+/// The things that all workers share.
 struct Place<'a> {
     broker: &'a Broker,
     registry: &'a str,
@@ -127,7 +128,7 @@ struct Place<'a> {
     folder: &'a Path,
 }
 
-/// One pass over the topic: worker processes, and their ledger.
+/// A pass over the topic: worker processes, and their ledger.
 struct Pass {
     group: String,
     ledger: Ledger,
@@ -139,10 +140,8 @@ impl Place<'_> {
         let group = format!("{run}-{pass}");
         let path = self.folder.join(format!("{pass}.ledger"));
         let ledger = Ledger::open(&path)?;
-        let (path, bank) = (
-            path.display().to_string(),
-            bank_place(self.folder).display().to_string(),
-        );
+        let path = path.display().to_string();
+        let bank = bank_place(self.folder).display().to_string();
         let arguments = [
             "--bootstrap",
             self.broker.bootstrap(),
@@ -172,8 +171,10 @@ impl Pass {
         let asker = broker.asker(&self.group)?;
         // A question that fails is asked again; that nothing moves any more is noticed all the
         // same.
-        let is_consumed = || broker.is_consumed(&asker, topic).unwrap_or(false);
-        self.crew
-            .finish(bar, || self.ledger.progress(), is_consumed)
+        self.crew.finish(
+            bar,
+            || self.ledger.progress(),
+            || broker.is_consumed(&asker, topic).unwrap_or(false),
+        )
     }
 }

@@ -1,4 +1,4 @@
-//! What is written in Python: the producer, with another implementation of Avro, and a worker that
+//! The programs in Python: the producer, with another implementation of Avro, and a worker that
 //! gets JSON.
 
 use std::fs;
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::{Place, billing};
 
-/// When nothing is acknowledged for this long, something is wrong.
+/// The time without an acknowledgement after which something is wrong.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -84,7 +84,8 @@ impl PythonWorker {
                 .spawn()?,
         );
         let asker = place.broker.asker(&group)?;
-        let (mut lag, mut moved_at) = (None, Instant::now());
+        let mut lag = None;
+        let mut moved_at = Instant::now();
         while lag != Some(0) {
             // A question that fails is asked again; that nothing moves any more is noticed all the
             // same.
@@ -107,23 +108,20 @@ impl PythonWorker {
     }
 
     fn config(&self, place: &Place<'_>, group: &str) -> Result<String, BoxError> {
-        let store = match place.store.contains("://") {
-            true => place.store.to_owned(),
-            false => format!("sqlite:{}", place.store),
+        let store = if place.store.contains("://") {
+            place.store.to_owned()
+        } else {
+            format!("sqlite:{}", place.store)
         };
         let reader = place.folder.join("payment.avsc");
         fs::write(&reader, billing::READER)?;
         let worker = Path::new(env!("CARGO_MANIFEST_DIR")).join("workers/python/worker_stdio.py");
-        let (source, format, handler) = (
-            [
-                json!([place.broker.bootstrap()]),
-                json!([place.topic]),
-                json!(group),
-            ],
-            [json!(place.registry), json!(reader)],
-            json!(["python3", worker, self.ledger]),
-        );
-        let ([brokers, topics, group], [registry, reader]) = (source, format);
+        let brokers = json!([place.broker.bootstrap()]);
+        let topics = json!([place.topic]);
+        let group = json!(group);
+        let registry = json!(place.registry);
+        let reader = json!(reader);
+        let handler = json!(["python3", worker, self.ledger]);
         Ok(format!(
             r#"
 version = 1
@@ -169,7 +167,7 @@ pub(crate) fn oncegate() -> Result<PathBuf, BoxError> {
     })
 }
 
-/// It is killed when this value is dropped.
+/// A process that is killed when this value is dropped.
 struct Running(Child);
 
 impl Drop for Running {

@@ -48,7 +48,8 @@ impl Worker {
         let gate = Gate::new(self.scope, key, store).lease(LEASE);
         let source = KafkaSource::new(self.bootstrap, self.group, [self.topic])
             .property("session.timeout.ms", "6000");
-        let (bank, ledger) = (Bank::open(&self.bank)?, Ledger::open(&self.ledger)?);
+        let bank = Bank::open(&self.bank)?;
+        let ledger = Ledger::open(&self.ledger)?;
         let billing = AvroBilling {
             documents,
             billing: Billing {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Charge {
     pub(crate) order: String,
     pub(crate) amount: u64,
-    /// What the shop calls this charge, to find it again.
+    /// The shop's name for this charge, to find it again.
     pub(crate) reference: String,
 }
 
@@ -52,7 +52,7 @@ impl Bank {
             .find(|charge| charge.reference == reference))
     }
 
-    /// How often an order was charged.
+    /// The number of times that an order was charged.
     pub(crate) fn charges(&self, order: &str) -> Result<usize, BoxError> {
         Ok(self
             .statement()?

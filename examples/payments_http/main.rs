@@ -38,7 +38,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Shows that a payment service behind `Idempotency-Key` charges each order once.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// One JSON document instead of lines.
+    /// Prints one JSON document instead of lines.
     #[arg(long)]
     json: bool,
     /// Runs the service itself, with its files in this folder.
@@ -46,7 +46,7 @@ struct Arguments {
     serve: Option<PathBuf>,
 }
 
-/// One scene: what was tried, and whether it went as expected.
+/// A scene: what was tried, and whether it went as expected.
 #[derive(Debug, Serialize)]
 struct Scene {
     name: &'static str,

@@ -20,10 +20,10 @@ use tokio::time::sleep;
 
 use crate::bank::{Bank, Charge};
 
-/// How long a payment takes before and after the money moves.
+/// The time that a payment takes before and after the money moves.
 const BEFORE_THE_CHARGE: Duration = Duration::from_millis(50);
 const AFTER_THE_CHARGE: Duration = Duration::from_secs(1);
-/// How long a key waits for its owner after a crash. Longer in production: 30 s by default.
+/// The time that a key waits for its owner after a crash. Longer in production: 30 s by default.
 const LEASE: Duration = Duration::from_secs(1);
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -37,8 +37,12 @@ struct Payment {
 pub(crate) struct Receipt {
     pub(crate) order: String,
     pub(crate) reference: String,
-    /// Whether the charge of an attempt that had crashed was found.
+    /// `true` once the charge of an attempt that had crashed was found.
     pub(crate) found_after_a_crash: bool,
+}
+
+fn bad_gateway(error: BoxError) -> (StatusCode, String) {
+    (StatusCode::BAD_GATEWAY, error.to_string())
 }
 
 async fn pay(
@@ -46,20 +50,19 @@ async fn pay(
     Extension(attempt): Extension<Attempt>,
     Json(payment): Json<Payment>,
 ) -> Result<(StatusCode, Json<Receipt>), (StatusCode, String)> {
-    let failed = |error: BoxError| (StatusCode::BAD_GATEWAY, error.to_string());
     let Payment { order, amount } = payment;
     // The same for every attempt of this key.
     let reference = attempt.idempotency_key("charge");
     sleep(BEFORE_THE_CHARGE).await;
     // An attempt that crashed may have charged: ask the bank before charging again.
-    let found = attempt.recovered() && bank.find(&reference).map_err(failed)?.is_some();
+    let found = attempt.recovered() && bank.find(&reference).map_err(bad_gateway)?.is_some();
     if !found {
         let charge = Charge {
             order: order.clone(),
             amount,
             reference: reference.clone(),
         };
-        bank.charge(&charge).map_err(failed)?;
+        bank.charge(&charge).map_err(bad_gateway)?;
     }
     sleep(AFTER_THE_CHARGE).await;
     Ok((

@@ -59,7 +59,7 @@ struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Role {
-    /// One of the worker processes; started by the main one.
+    /// A worker process; started by the main one.
     #[command(hide = true)]
     Worker(worker::Worker),
 }
@@ -117,7 +117,7 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     Ok(proof.holds())
 }
 
-/// What all workers share.
+/// The things that all workers share.
 struct Servers<'a> {
     broker: &'a Broker,
     database: &'a Database,
@@ -126,7 +126,7 @@ struct Servers<'a> {
     hang: &'a Hang,
 }
 
-/// One pass over the topic.
+/// A pass over the topic.
 struct Pass {
     group: String,
     crew: Crew,
@@ -158,8 +158,11 @@ impl Servers<'_> {
         let asker = self.broker.asker(&pass.group)?;
         // A question that fails is asked again; that nothing moves any more is noticed all the
         // same.
-        let is_consumed = || self.broker.is_consumed(&asker, self.topic).unwrap_or(false);
-        pass.crew.finish(bar, || self.progress(), is_consumed)
+        pass.crew.finish(
+            bar,
+            || self.progress(),
+            || self.broker.is_consumed(&asker, self.topic).unwrap_or(false),
+        )
     }
 
     fn progress(&self) -> Result<Progress, BoxError> {

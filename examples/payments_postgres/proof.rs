@@ -8,7 +8,7 @@ use oncegate_examples::database::Database;
 use oncegate_examples::payments::Payments;
 use serde::Serialize;
 
-/// What happened, in numbers.
+/// The proof, in numbers.
 #[derive(Debug, Serialize)]
 pub(crate) struct Proof {
     schema: &'static str,
@@ -60,7 +60,7 @@ impl Proof {
         })
     }
 
-    /// Whether nothing was lost, nothing charged twice, and nothing charged by the replay.
+    /// Returns whether nothing was lost, nothing charged twice, and nothing charged by the replay.
     pub(crate) fn holds(&self) -> bool {
         self.taken_back == 1
             && self.lost == 0
@@ -110,9 +110,10 @@ impl fmt::Display for Proof {
             ),
         ];
         for (name, count, note) in rows {
-            match name.starts_with("first pass") || name.starts_with("replay of") {
-                true => writeln!(f, "\n  {name}")?,
-                false => writeln!(f, "    {name:36} {count:>8}   {note}")?,
+            if name.starts_with("first pass") || name.starts_with("replay of") {
+                writeln!(f, "\n  {name}")?;
+            } else {
+                writeln!(f, "    {name:36} {count:>8}   {note}")?;
             }
         }
         let verdict = if self.holds() {

@@ -23,7 +23,7 @@ fn key() -> Key {
 }
 
 const CONCURRENCY: u32 = 16;
-/// How long the rest of the work in the transaction takes.
+/// The time that the rest of the work in the transaction takes.
 const BOOKING_TAKES: Duration = Duration::from_millis(2);
 /// Short, so that the payments of the killed worker are taken over soon.
 const LEASE: Duration = Duration::from_secs(3);
@@ -78,10 +78,8 @@ impl TransactionalHandler<PostgresTransaction> for Billing {
         };
         let insert =
             "INSERT INTO charges (run, order_id, amount, charge, pid) VALUES ($1, $2, $3, $4, $5)";
-        let (amount, pid) = (
-            payment.amount.to_string(),
-            i32::try_from(std::process::id())?,
-        );
+        let amount = payment.amount.to_string();
+        let pid = i32::try_from(std::process::id())?;
         transaction
             .execute(
                 insert,

@@ -40,7 +40,7 @@ struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Role {
-    /// One of the worker processes; started by the main one.
+    /// A worker process; started by the main one.
     #[command(hide = true)]
     Worker(worker::Worker),
 }

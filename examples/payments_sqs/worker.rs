@@ -49,7 +49,8 @@ impl Worker {
         let source = SqsSource::from_client(Sqs::at(self.endpoint).client().clone(), self.queue)
             .visibility(VISIBILITY)
             .wait(WAIT);
-        let (bank, ledger) = (Bank::open(&self.bank)?, Ledger::open(&self.ledger)?);
+        let bank = Bank::open(&self.bank)?;
+        let ledger = Ledger::open(&self.ledger)?;
         let billing = Billing {
             bank,
             ledger,

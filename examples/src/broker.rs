@@ -108,7 +108,7 @@ impl Broker {
         sender.flush()
     }
 
-    /// How many messages a topic holds.
+    /// Returns the number of messages in a topic.
     ///
     /// # Errors
     /// When the broker does not answer.
@@ -133,7 +133,7 @@ impl Broker {
             .create()?)
     }
 
-    /// Whether the asker's group has acknowledged the whole topic.
+    /// Returns whether the asker's group has acknowledged the whole topic.
     ///
     /// # Errors
     /// When the broker does not answer.
@@ -141,7 +141,7 @@ impl Broker {
         Ok(self.lag(asker, topic)? == 0)
     }
 
-    /// How many messages of the topic the asker's group has not acknowledged.
+    /// Returns the number of messages of the topic that the asker's group has not acknowledged.
     ///
     /// # Errors
     /// When the broker does not answer.
@@ -181,7 +181,7 @@ impl Sender<'_> {
             {
                 Ok(()) => return Ok(()),
                 Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => {
-                    self.flush()?
+                    self.flush()?;
                 }
                 Err((error, _)) => return Err(error.into()),
             }

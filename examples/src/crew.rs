@@ -10,24 +10,24 @@ use tokio::io::AsyncReadExt as _;
 
 use crate::hang::Hang;
 
-/// When nothing moves for this long, something is wrong.
+/// The time without progress after which something is wrong.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 
-/// How many worker processes the programs about payments have.
+/// The number of worker processes in the programs about payments.
 const WORKERS: usize = 3;
 
-/// What a worker prints when it is ready.
+/// The line that a worker prints when it is ready.
 const READY: &str = "ready";
 
 /// Interval at which the workers' progress is read.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How far the workers are.
+/// The progress of the workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// How many charges were asked for.
+    /// The number of charges that were asked for.
     pub charges: u64,
-    /// How many duplicates were answered.
+    /// The number of duplicates that were answered.
     pub answers: u64,
 }
 
@@ -55,16 +55,15 @@ impl Crew {
     /// # Errors
     /// When one does not start, or ends before it is ready.
     pub fn start(workers: usize, arguments: &[String]) -> Result<Self, BoxError> {
-        let start = |_| {
-            let mut worker = Command::new(std::env::current_exe()?);
-            worker
-                .args(arguments)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()
-        };
         let workers = (0..workers)
-            .map(start)
+            .map(|_| {
+                let mut worker = Command::new(std::env::current_exe()?);
+                worker
+                    .args(arguments)
+                    .stdin(Stdio::piped())
+                    .stdout(Stdio::piped())
+                    .spawn()
+            })
             .collect::<Result<Vec<Child>, io::Error>>()?;
         let mut crew = Self { workers };
         for worker in &mut crew.workers {

@@ -58,7 +58,7 @@ impl Database {
         })
     }
 
-    /// Where it is.
+    /// The address of the database.
     pub fn url(&self) -> &str {
         &self.url
     }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use oncegate::BoxError;
 
-/// One payment in which the first worker that comes to it stops.
+/// The payment at which the first worker that comes to it stops.
 #[derive(Clone, Debug, Args)]
 pub struct Hang {
     /// The order in whose payment a worker stops until it is killed.

@@ -64,7 +64,8 @@ pub fn prove<Q: Queue>(
     second.finish(&queue, bar)?;
     stage.end();
 
-    let (first, second) = (first.ledger.read()?, second.ledger.read()?);
+    let first = first.ledger.read()?;
+    let second = second.ledger.read()?;
     let proof = Proof::new(&stage.payments, killed, &bank.charges()?, &first, &second);
     stage.print(&proof)?;
     Ok(proof.holds())
@@ -86,7 +87,7 @@ struct Shared<'a, Q> {
     folder: &'a Path,
 }
 
-/// One pass over everything: worker processes, and their ledger.
+/// A pass over everything: worker processes, and their ledger.
 struct Pass {
     ledger: Ledger,
     crew: Crew,
@@ -96,7 +97,8 @@ impl<Q: Queue> Shared<'_, Q> {
     fn start(&self, pass: &str) -> Result<Pass, BoxError> {
         let path = self.folder.join(format!("{pass}.ledger"));
         let ledger = Ledger::open(&path)?;
-        let (path, hang) = (path.display().to_string(), self.hang.arguments());
+        let path = path.display().to_string();
+        let hang = self.hang.arguments();
         let arguments = self.queue.arguments().into_iter();
         let arguments = arguments.chain(["--store", &self.store, "--scope", self.run]);
         let arguments = arguments

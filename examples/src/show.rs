@@ -1,4 +1,4 @@
-//! What a program shows: its progress, its proof, and the exit code.
+//! The output of a program: its progress, its proof, and the exit code.
 
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -34,9 +34,10 @@ impl Show {
     /// # Errors
     /// When it cannot be written as JSON.
     pub fn proof(self, proof: &(impl Serialize + Display)) -> Result<(), BoxError> {
-        match self.json {
-            true => println!("{}", serde_json::to_string_pretty(proof)?),
-            false => println!("{proof}"),
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(proof)?);
+        } else {
+            println!("{proof}");
         }
         Ok(())
     }

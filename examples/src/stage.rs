@@ -18,7 +18,7 @@ const KILL_AT: f64 = 0.4;
 /// The options of every program about payments.
 #[derive(Debug, Args)]
 pub struct StageArgs {
-    /// How many messages to send; about a third of them are duplicates.
+    /// The number of messages to send; about a third of them are duplicates.
     #[arg(long, default_value_t = 6_000)]
     messages: u32,
     #[command(flatten)]
@@ -28,7 +28,7 @@ pub struct StageArgs {
     seed: Option<u64>,
 }
 
-/// One run of a program: its name, its messages, and what it shows.
+/// A run of a program: its name, its messages, and what it shows.
 #[derive(Debug)]
 pub struct Stage {
     /// The name of this run, for whatever must not be shared with another run.

@@ -1,5 +1,5 @@
-//! What one would write by hand: a loop that claims, works and completes what a poll has returned,
-//! and the same without a store. They handle no failure at all.
+//! Loops as one would write them by hand: one that claims, works and completes what a poll has
+//! returned, and the same without a store. They handle no failure at all.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::by_hand::ByHand;
 
 /// The commit interval, as in `KafkaSource`.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a poll waits for the first message, and how many it takes.
+/// The time that a poll waits for the first message, and the number of messages that it takes.
 const POLL: Duration = Duration::from_millis(100);
 const POLL_MOST: usize = 512;
 
@@ -32,14 +32,16 @@ pub(super) fn bare_loop(task: &Task, redis: &str) -> Measured {
 /// Polls and commits.
 pub(super) fn poll_and_commit(task: &Task) -> Measured {
     consume(task, |meter, polled| {
-        polled.iter().for_each(|(_, stamp)| meter.effect(*stamp))
+        polled.iter().for_each(|(_, stamp)| meter.effect(*stamp));
     })
 }
 
 /// Polls, works, and commits every second.
 fn consume(task: &Task, mut work: impl FnMut(&Meter, &[(Vec<u8>, Stamp)])) -> Measured {
     let consumer = consumer(task);
-    let (meter, mut is_ready, mut is_over) = (Meter::new(task), false, false);
+    let meter = Meter::new(task);
+    let mut is_ready = false;
+    let mut is_over = false;
     let mut committed_at = Instant::now();
     while !is_over {
         let polled = poll(&consumer);

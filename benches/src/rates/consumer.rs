@@ -51,11 +51,11 @@ pub(super) async fn consume(task: &Task) -> Measured {
         meter: Arc::clone(&meter),
     };
     let running = Arc::clone(&meter);
-    let handler = move |message: Message, _: Attempt| {
+    let consumer = Consumer::new(source, gate, move |message: Message, _: Attempt| {
         running.effect(stamp(&message));
         async { Ok::<(), Failure>(()) }
-    };
-    let consumer = Consumer::new(source, gate, handler).concurrency(CONCURRENCY);
+    })
+    .concurrency(CONCURRENCY);
     let consumer = consumer.observer(Arc::new(Readiness(Once::new())) as Arc<dyn Observer>);
     let over = Arc::clone(&meter);
     consumer
@@ -99,16 +99,15 @@ pub(super) struct Meter {
 
 impl Meter {
     pub(super) fn new(task: &Task) -> Self {
-        let zeros = || (0..task.count).map(|_| AtomicU64::new(0)).collect();
         Self {
             warm_up: task.warm_up,
             count: task.count,
             acked: AtomicUsize::new(0),
             first: Mutex::default(),
             last: Mutex::default(),
-            to_effect: zeros(),
-            effect_us: zeros(),
-            to_ack: zeros(),
+            to_effect: zeros(task.count),
+            effect_us: zeros(task.count),
+            to_ack: zeros(task.count),
             over: Notify::new(),
         }
     }
@@ -153,12 +152,6 @@ impl Meter {
             .expect("messages were measured");
         let last = self.last.lock().expect("no thread panics").take();
         let (last, rss_mebibytes) = last.expect("every message was acknowledged");
-        let micros = |times: &[AtomicU64]| {
-            times
-                .iter()
-                .map(|micros| u32::try_from(micros.load(Relaxed)).unwrap_or(u32::MAX))
-                .collect()
-        };
         Measured {
             used: last.since(&first),
             to_effect: Percentiles::of(micros(&self.to_effect)),
@@ -166,6 +159,17 @@ impl Meter {
             rss_mebibytes,
         }
     }
+}
+
+fn zeros(count: usize) -> Vec<AtomicU64> {
+    (0..count).map(|_| AtomicU64::new(0)).collect()
+}
+
+fn micros(times: &[AtomicU64]) -> Vec<u32> {
+    times
+        .iter()
+        .map(|micros| u32::try_from(micros.load(Relaxed)).unwrap_or(u32::MAX))
+        .collect()
 }
 
 fn store(times: &[AtomicU64], place: usize, micros: u64) {
@@ -196,21 +200,19 @@ impl Source for Metered {
         let Some(received) = self.source.receive(most).await? else {
             return Ok(None);
         };
-        let metered = |Delivery {
-                           message,
-                           ack_handle,
-                       }| {
-            let (stamp, meter) = (stamp(&message), Arc::clone(&self.meter));
+        let metered = received.into_iter().map(|delivery| {
+            let stamp = stamp(&delivery.message);
+            let ack_handle = MeteredAck {
+                ack_handle: delivery.ack_handle,
+                stamp,
+                meter: Arc::clone(&self.meter),
+            };
             Delivery {
-                message,
-                ack_handle: Arc::new(MeteredAck {
-                    ack_handle,
-                    stamp,
-                    meter,
-                }),
+                message: delivery.message,
+                ack_handle: Arc::new(ack_handle),
             }
-        };
-        Ok(Some(received.into_iter().map(metered).collect()))
+        });
+        Ok(Some(metered.collect()))
     }
 
     fn stop_receiving(&self) {

@@ -12,7 +12,7 @@ use crate::messages::{broker_key, payload};
 
 /// The header with the number of a message and the time at which it was produced.
 pub(super) const STAMP: &str = "stamp";
-/// How long the producer sleeps at the most between two looks at the clock.
+/// The time that the producer sleeps at the most between two looks at the clock.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 /// The longest time until the broker has everything.
 const LAST_DELIVERY: Duration = Duration::from_secs(60);
@@ -44,7 +44,8 @@ pub(super) fn produce(task: &Task) {
 }
 
 fn send(producer: &BaseProducer, topic: &str, number: usize) {
-    let (payload, key) = (payload(number), broker_key(number));
+    let payload = payload(number);
+    let key = broker_key(number);
     loop {
         let stamp = Stamp {
             number,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The groups of threads that are told apart.
 pub(super) const GROUPS: [&str; 5] = ["runtime", "store", "poll", "librdkafka", "other"];
 
-/// What the threads of one name have used.
+/// The usage of the threads of one name.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Used {
     pub(super) group: String,
@@ -16,7 +16,7 @@ pub(super) struct Used {
     pub(super) switches: f64,
 }
 
-/// What each thread has used so far. A thread that has ended is missing, so measure while all of
+/// The usage of each thread so far. A thread that has ended is missing, so measure while all of
 /// them live.
 #[derive(Debug)]
 pub(super) struct Snapshot {
@@ -34,19 +34,21 @@ impl Snapshot {
         }
     }
 
-    /// What was used since an earlier snapshot.
+    /// Returns the usage since an earlier snapshot.
     pub(super) fn since(&self, earlier: &Self) -> Vec<Used> {
-        let difference = |(number, now): (&u32, &Used)| {
-            let before = earlier.threads.get(number);
-            let (cpu, switches) =
-                before.map_or((0.0, 0.0), |used| (used.cpu_micros, used.switches));
-            Used {
-                cpu_micros: now.cpu_micros - cpu,
-                switches: now.switches - switches,
-                ..now.clone()
-            }
-        };
-        self.threads.iter().map(difference).collect()
+        self.threads
+            .iter()
+            .map(|(number, now)| {
+                let before = earlier.threads.get(number);
+                let (cpu, switches) =
+                    before.map_or((0.0, 0.0), |used| (used.cpu_micros, used.switches));
+                Used {
+                    cpu_micros: now.cpu_micros - cpu,
+                    switches: now.switches - switches,
+                    ..now.clone()
+                }
+            })
+            .collect()
     }
 }
 

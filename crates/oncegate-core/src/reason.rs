@@ -17,8 +17,8 @@ pub fn one_line(text: &str) -> String {
         .collect()
 }
 
-/// Whether the character changes the order in which a terminal shows others, so that text seems to
-/// be another one.
+/// Returns whether the character changes the order in which a terminal shows others, so that the
+/// text looks like another one.
 pub fn changes_direction(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

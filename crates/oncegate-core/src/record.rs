@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::key::Fingerprint;
 
-/// How long a PENDING record is kept after its lease has expired: 30 days.
+/// The time for which a PENDING record is kept after its lease has expired: 30 days.
 ///
 /// The record expires `lease + TAIL` after the last extend. A process that takes over long after a
 /// crash still reads the attempt number from it. The tail is a constant of the record format: a
@@ -136,7 +136,7 @@ pub struct FencingToken(pub u64);
 /// The record that a store holds for a key. The absence of a record is a state too.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Record {
-    /// When the record expires and counts as absent.
+    /// The instant at which the record expires and counts as absent.
     pub expires_at: StoreTime,
     /// Digest of the rest of the payload, when the gate asked for one.
     pub fingerprint: Option<Fingerprint>,
@@ -153,7 +153,7 @@ pub enum State {
         token: Token,
         /// The number of this attempt, from 1.
         attempt: u8,
-        /// Whether an earlier attempt of this key ended without reporting an outcome.
+        /// Tells whether an earlier attempt of this key ended without reporting an outcome.
         recovery: Recovery,
         /// The fencing token of this attempt, if the gate is fenced.
         fencing_token: Option<FencingToken>,
@@ -162,10 +162,10 @@ pub enum State {
     Released {
         /// The tag of the owner that released it.
         by: TokenTag,
-        /// How many attempts have counted so far.
+        /// The number of attempts that have counted so far.
         attempt: u8,
-        /// Whether an attempt of this key ended without reporting an outcome: the recovery of the
-        /// next attempt.
+        /// Tells whether an attempt of this key ended without reporting an outcome: the recovery of
+        /// the next attempt.
         recovery: Recovery,
         /// The last fencing token issued, if the gate is fenced.
         fencing_token: Option<FencingToken>,
@@ -183,17 +183,17 @@ pub enum State {
     Failed {
         /// The tag of the owner that failed it.
         by: TokenTag,
-        /// How many attempts were made.
+        /// The number of attempts that were made.
         attempt: u8,
-        /// Whether the message is durably stored as a dead letter.
+        /// `true` once the message is durably stored as a dead letter.
         handed_over: bool,
         /// The reason as text.
         reason: String,
     },
 }
 
-/// Whether an earlier attempt of a key ended without reporting an outcome, so that its effect may
-/// have happened.
+/// Tells whether an earlier attempt of a key ended without reporting an outcome, so that its effect
+/// may have happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Recovery {
     /// Every earlier attempt reported its outcome.
@@ -201,8 +201,8 @@ pub enum Recovery {
     None,
     /// An earlier attempt was taken over, or thrown away; this attempt follows a release.
     Earlier,
-    /// This attempt took over a claim whose lease had expired. In a released record: an attempt
-    /// that had done so was not started, so the next one takes over.
+    /// The attempt took over a claim whose lease had expired. In a released record: an attempt that
+    /// had done so was not started, so the next one takes over.
     Takeover,
 }
 
@@ -216,19 +216,19 @@ impl Recovery {
         }
     }
 
-    /// Whether any earlier attempt ended without reporting an outcome.
+    /// Returns whether any earlier attempt ended without reporting an outcome.
     pub const fn recovered(self) -> bool {
         !matches!(self, Self::None)
     }
 }
 
 impl Record {
-    /// Whether the record has not expired at `now`.
+    /// Returns whether the record has not expired at `now`.
     pub fn kept(&self, now: StoreTime) -> bool {
         now.millis() <= self.expires_at.millis()
     }
 
-    /// How long from `now` until the lease expires or the retry is due; `None` when that time has
+    /// The time from `now` until the lease expires or the retry is due; `None` when that time has
     /// passed.
     ///
     /// Compared in whole milliseconds: at the very millisecond of the end, the time has not passed
@@ -239,7 +239,7 @@ impl Record {
             .map(|left| Duration::from_millis(left + 1))
     }
 
-    /// Whether both records have the same content. Their expiry is ignored.
+    /// Returns whether both records have the same content. Their expiry is ignored.
     ///
     /// A reset must hit the record that the operator has read. A heartbeat of the owner in between
     /// changes only the expiry, so the reset still applies.

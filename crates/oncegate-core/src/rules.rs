@@ -14,10 +14,11 @@
 //!                 └──────────────────────── reopen ◀────────────────────────┘
 //! ```
 
+mod operation;
+
 use std::time::Duration;
 
-use bytes::Bytes;
-
+pub use self::operation::{Grant, Operation, ReleaseCause, Reply, Verdict};
 use crate::key::Fingerprint;
 use crate::record::{
     FencingToken, MAX_REASON_BYTES, Record, Recovery, State, StoreTime, TAIL, Token, TokenTag,
@@ -25,200 +26,6 @@ use crate::record::{
 
 /// The reason that a reopened record holds.
 pub const REOPENED: &str = "reopened";
-
-/// A change of a record. Callers pass durations, never instants: only the store's clock counts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Operation {
-    /// Requests the right to run the handler. The reply is a [`Verdict`].
-    Claim {
-        /// The owner token: random, created before the first try. A repeat after a lost reply uses
-        /// the same token.
-        token: Token,
-        /// How long the claim protects its owner without an extend (the lease).
-        lease: Duration,
-        /// Digest of the rest of the payload, if the gate uses fingerprints.
-        fingerprint: Option<Fingerprint>,
-        /// Whether the attempt needs a fencing token.
-        fenced: bool,
-        /// The longest lease of any owner in the scope. What is left of another owner's lease is
-        /// cut to it: if more is left, the store's clock has gone back. `Duration::MAX` cuts
-        /// nothing.
-        longest_lease: Duration,
-    },
-    /// Renews the lease (heartbeat): it ends `lease` from now. Never shortens a lease.
-    Extend {
-        /// The owner token.
-        token: Token,
-        /// The lease, from now.
-        lease: Duration,
-    },
-    /// Records that the handler has succeeded.
-    Complete {
-        /// The owner token.
-        token: Token,
-        /// The fingerprint of the claim. A completion of a claim that the store has lost writes it
-        /// again.
-        fingerprint: Option<Fingerprint>,
-        /// The encoded result, which duplicates get.
-        result: Bytes,
-        /// How long the record is kept.
-        retention: Duration,
-    },
-    /// Records that the handler has not succeeded and another attempt may follow.
-    Release {
-        /// The owner token.
-        token: Token,
-        /// How long from now the key cannot be claimed.
-        delay: Duration,
-        /// How the attempt has ended, which decides whether it counts.
-        end: ReleaseCause,
-        /// The reason as text.
-        reason: String,
-    },
-    /// Records that the message has failed permanently.
-    Fail {
-        /// The owner token.
-        token: Token,
-        /// The reason as text.
-        reason: String,
-        /// How long the record is kept.
-        retention: Duration,
-    },
-    /// Records that the failed message is durably stored as a dead letter. Any process may do that,
-    /// for the failure whose dead letter it has written, and may repeat it.
-    HandOver {
-        /// The tag of the owner that failed the record. Another failure, after a reopen, has a dead
-        /// letter of its own.
-        by: TokenTag,
-    },
-    /// Reopens a record for an operator, if its content is still what the operator has read.
-    Reopen {
-        /// The record that the operator has read.
-        expected: Record,
-    },
-}
-
-impl Operation {
-    /// One lower-case word for metrics: `claim`, `extend`, `complete`, `release`, `fail`,
-    /// `hand_over` or `reopen`.
-    pub const fn as_str(&self) -> &'static str {
-        match self {
-            Self::Claim { .. } => "claim",
-            Self::Extend { .. } => "extend",
-            Self::Complete { .. } => "complete",
-            Self::Release { .. } => "release",
-            Self::Fail { .. } => "fail",
-            Self::HandOver { .. } => "hand_over",
-            Self::Reopen { .. } => "reopen",
-        }
-    }
-}
-
-/// How an attempt has ended whose claim is released.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ReleaseCause {
-    /// It has failed. It counts.
-    Failed,
-    /// A stop, a rebalance or an outage has interrupted it. It does not count.
-    Interrupted,
-    /// Its handler was not started, and nothing was told of the grant: the caller gave up before it
-    /// had the reply. It does not count, and what it has taken over is left to the next attempt to
-    /// take over.
-    NotStarted,
-    /// Its process has thrown it away: it took too long, or a stop or a rebalance did not wait for
-    /// it. It counts, and its effect may have happened.
-    Discarded,
-}
-
-impl ReleaseCause {
-    /// All of them.
-    pub const ALL: [Self; 4] = [
-        Self::Failed,
-        Self::Interrupted,
-        Self::NotStarted,
-        Self::Discarded,
-    ];
-
-    /// One word or two: `failed`, `interrupted`, `not started` or `discarded`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Failed => "failed",
-            Self::Interrupted => "interrupted",
-            Self::NotStarted => "not started",
-            Self::Discarded => "discarded",
-        }
-    }
-
-    /// Whether the attempt counts.
-    pub const fn counts(self) -> bool {
-        matches!(self, Self::Failed | Self::Discarded)
-    }
-}
-
-/// The reply to an [`Operation`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
-    /// The reply to a claim.
-    Verdict {
-        /// The claim outcome.
-        verdict: Verdict,
-        /// The fingerprints were not compared, because the record's is of another specification or
-        /// only one side has one.
-        uncompared: bool,
-    },
-    /// The change was applied, by this call or an earlier one of the same owner.
-    Applied {
-        /// The completion found no record: the store had lost the claim.
-        recreated: bool,
-    },
-    /// The caller does not own the record, or the record is not what the caller expected. Nothing
-    /// changed.
-    NotOwner,
-}
-
-/// The outcome of a claim.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// The caller owns the claim and runs the handler.
-    Granted(Grant),
-    /// The message is completed.
-    Completed {
-        /// The encoded first result, byte for byte.
-        result: Bytes,
-    },
-    /// Another owner holds the lease, or the retry is not due.
-    Busy {
-        /// How long to wait before the next claim; never zero.
-        retry_in: Duration,
-    },
-    /// The message has failed permanently.
-    Failed {
-        /// The reason as text.
-        reason: String,
-        /// Whether it is durably stored as a dead letter.
-        handed_over: bool,
-        /// The tag of the owner that failed it, for [`Operation::HandOver`].
-        by: TokenTag,
-    },
-    /// The record's fingerprint differs: the same key came with other content.
-    Mismatch,
-}
-
-/// The right to run the handler once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grant {
-    /// The number of this attempt, from 1. It stays at 255.
-    pub attempt: u8,
-    /// Whether an earlier attempt ended without reporting an outcome, so that its effect may have
-    /// happened.
-    pub recovery: Recovery,
-    /// The fencing token, which only grows for this key; present if the claim was fenced.
-    pub fencing_token: Option<FencingToken>,
-    /// Whether this attempt is the first after an operator reopened the record: the effect of an
-    /// earlier attempt may happen again. Reported once: a repeated claim, whose first reply was
-    /// lost, returns `false`.
-    pub reopened: bool,
-}
 
 /// Applies `operation` at `now` to the record of a key. Returns the record afterwards and the
 /// reply.
@@ -303,7 +110,7 @@ struct Release {
     reason: String,
 }
 
-/// What the next attempt takes over from an earlier one.
+/// The state that the next attempt takes over from an earlier one.
 #[derive(Default)]
 struct Earlier {
     attempt: u8,
@@ -316,36 +123,18 @@ fn claim(now: StoreTime, record: Option<Record>, claimant: &Claimant) -> (Option
     let Some(record) = record else {
         return grant(now, claimant, &Earlier::default(), false);
     };
-    let uncompared = match (record.fingerprint, claimant.fingerprint) {
-        (theirs, ours) if theirs == ours => false,
-        (Some(theirs), Some(ours)) if theirs.specification() == ours.specification() => {
-            return (
-                Some(record),
-                Reply::Verdict {
-                    verdict: Verdict::Mismatch,
-                    uncompared: false,
-                },
-            );
-        }
-        _ => true,
-    };
-    let verdict = match (&record.state, record.protected_for(now)) {
-        // A repeat by the owner: the first reply was lost, or the lease expired and no other owner
-        // took over.
-        (
-            &State::Pending {
-                token,
-                attempt,
-                recovery,
-                fencing_token,
-            },
-            _,
-        ) if token == claimant.token => Verdict::Granted(Grant {
-            attempt,
-            recovery,
-            fencing_token,
-            reopened: false,
-        }),
+    // Other content under the same key is refused in every state: no answer of the record is for it.
+    let differs = record.fingerprint != claimant.fingerprint;
+    if differs && are_comparable(record.fingerprint, claimant.fingerprint) {
+        return verdict(record, Verdict::Mismatch, false);
+    }
+    let uncompared = differs;
+    // A repeat by the owner: the first reply was lost, or the lease expired and no other owner took
+    // over.
+    if let Some(grant) = grant_of(&record, claimant.token) {
+        return verdict(record, Verdict::Granted(grant), uncompared);
+    }
+    let found = match (&record.state, record.protected_for(now)) {
         (State::Pending { .. }, Some(_)) => {
             return busy(now, record, claimant.longest_lease, uncompared);
         }
@@ -378,17 +167,13 @@ fn claim(now: StoreTime, record: Option<Record>, claimant: &Claimant) -> (Option
         ) => {
             // A reopen has no owner and resets the recovery.
             let reopened = by == TokenTag::NONE && !recovery.recovered();
-            return grant(
-                now,
-                claimant,
-                &Earlier {
-                    attempt,
-                    recovery,
-                    fencing_token,
-                    reopened,
-                },
-                uncompared,
-            );
+            let earlier = Earlier {
+                attempt,
+                recovery,
+                fencing_token,
+                reopened,
+            };
+            return grant(now, claimant, &earlier, uncompared);
         }
         (State::Completed { result, .. }, _) => Verdict::Completed {
             result: result.clone(),
@@ -407,13 +192,41 @@ fn claim(now: StoreTime, record: Option<Record>, claimant: &Claimant) -> (Option
             by: *by,
         },
     };
-    (
-        Some(record),
-        Reply::Verdict {
-            verdict,
-            uncompared,
-        },
-    )
+    verdict(record, found, uncompared)
+}
+
+/// Returns whether both sides have a fingerprint, and of the same specification.
+fn are_comparable(theirs: Option<Fingerprint>, ours: Option<Fingerprint>) -> bool {
+    theirs
+        .zip(ours)
+        .is_some_and(|(theirs, ours)| theirs.specification() == ours.specification())
+}
+
+/// Returns the grant that the record's owner has got, if `token` is its token.
+fn grant_of(record: &Record, token: Token) -> Option<Grant> {
+    match record.state {
+        State::Pending {
+            token: owner,
+            attempt,
+            recovery,
+            fencing_token,
+        } if owner == token => Some(Grant {
+            attempt,
+            recovery,
+            fencing_token,
+            reopened: false,
+        }),
+        _ => None,
+    }
+}
+
+/// The reply to a claim that leaves this record.
+fn verdict(record: Record, verdict: Verdict, uncompared: bool) -> (Option<Record>, Reply) {
+    let reply = Reply::Verdict {
+        verdict,
+        uncompared,
+    };
+    (Some(record), reply)
 }
 
 /// The reply while another owner holds the lease.
@@ -435,13 +248,7 @@ fn busy(
     let retry_in = record
         .protected_for(now)
         .unwrap_or(Duration::from_millis(1));
-    (
-        Some(record),
-        Reply::Verdict {
-            verdict: Verdict::Busy { retry_in },
-            uncompared,
-        },
-    )
+    verdict(record, Verdict::Busy { retry_in }, uncompared)
 }
 
 fn grant(
@@ -465,19 +272,13 @@ fn grant(
             fencing_token,
         },
     };
-    let verdict = Verdict::Granted(Grant {
+    let grant = Grant {
         attempt,
         recovery,
         fencing_token,
         reopened: earlier.reopened,
-    });
-    (
-        Some(record),
-        Reply::Verdict {
-            verdict,
-            uncompared,
-        },
-    )
+    };
+    verdict(record, Verdict::Granted(grant), uncompared)
 }
 
 /// The next fencing token: greater than `last`, and at least the clock in microseconds.
@@ -548,6 +349,7 @@ fn release(record: Option<Record>, token: Token, released: Release) -> (Option<R
                 } else {
                     attempt.saturating_sub(1)
                 },
+                // A takeover that was not started stays one: the next attempt must be told of it.
                 recovery: match (released.end, recovery) {
                     (ReleaseCause::Discarded, _) => Recovery::Earlier,
                     (ReleaseCause::Failed | ReleaseCause::Interrupted, Recovery::Takeover) => {

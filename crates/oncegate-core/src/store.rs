@@ -19,12 +19,12 @@ pub use memory::MemoryStore;
 pub use promise::{Promise, Survives};
 pub use scope::{DeadLetterStop, Epoch, Halt, InvalidEpoch, ScopeDescriptor};
 
-/// One operation on one key.
+/// A single operation on a single key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Command {
     /// The key.
     pub key: StoreKey,
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
 }
 
@@ -198,9 +198,9 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 /// A loss of records that a store has detected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreLoss {
-    /// When the loss was detected, on this process's wall clock.
+    /// The time at which the loss was detected, on this process's wall clock.
     pub at: SystemTime,
-    /// What was detected, as text without data.
+    /// The detected loss, as text without data.
     pub reason: Arc<str>,
 }
 
@@ -253,9 +253,9 @@ pub struct Upkeep {
 /// The memory of a store's server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreMemory {
-    /// What the server uses, in bytes.
+    /// The memory that the server uses, in bytes.
     pub used_bytes: u64,
-    /// What it may use, in bytes; `None` when it has no limit of its own.
+    /// The memory that it may use, in bytes; `None` when it has no limit of its own.
     pub max_bytes: Option<u64>,
 }
 
@@ -265,13 +265,13 @@ pub struct Checkup {
     /// A short description of the store, such as `redis 7.0.15 at localhost:6379`. Never contains a
     /// password.
     pub store: String,
-    /// What a completion survives in this store with its current settings.
+    /// The faults that a completion survives in this store with its current settings.
     pub survives: Survives,
-    /// What weakens the promise, each in whole sentences and with its remedy.
+    /// The reasons why the promise is weaker, each in whole sentences and with its remedy.
     pub warnings: Vec<String>,
 }
 
-/// Why a store did not answer for a key. No error ever means "new" or "completed".
+/// The reason why a store did not answer for a key. No error ever means "new" or "completed".
 ///
 /// The variants are grouped by what the caller can do.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -281,7 +281,7 @@ pub enum StoreError {
     /// later.
     #[error("the store is unavailable: {reason}")]
     Unavailable {
-        /// What the store reported, without data.
+        /// The store's report, without data.
         reason: Arc<str>,
     },
     /// The command was not executed: this key cannot be asked about now, for it is being moved
@@ -290,14 +290,14 @@ pub enum StoreError {
     KeyUnavailable {
         /// The key.
         key: StoreKey,
-        /// What the store reported, without data.
+        /// The store's report, without data.
         reason: Arc<str>,
     },
     /// The outcome is unknown: the command may have been executed, or may still be. Repeat it with
     /// the same token.
     #[error("the store's answer was lost: {reason}")]
     Unknown {
-        /// How the answer was lost.
+        /// The way in which the answer was lost.
         reason: Arc<str>,
     },
     /// The value that the store holds under this key is not a record of a known format.
@@ -307,21 +307,21 @@ pub enum StoreError {
     Unreadable {
         /// The key.
         key: StoreKey,
-        /// What is wrong with it.
+        /// The fault.
         reason: Arc<str>,
     },
     /// The store refuses until its permissions, a password or a setting are changed. A retry alone
     /// does not help.
     #[error("the store refuses: {reason}")]
     Refused {
-        /// What to change.
+        /// The change to make.
         reason: Arc<str>,
     },
 }
 
 impl StoreError {
-    /// Whether the server may not have been reached, so that the same call can succeed later
-    /// without a change by an operator.
+    /// Returns whether the server may not have been reached, so that the same call can succeed
+    /// later without a change by an operator.
     pub fn is_away(&self) -> bool {
         matches!(
             self,
@@ -372,7 +372,8 @@ impl StoreError {
         }
     }
 
-    /// One lower-case word for metrics: `unavailable`, `unknown`, `unreadable` or `refused`.
+    /// Returns one lower-case word for metrics: `unavailable`, `unknown`, `unreadable` or
+    /// `refused`.
     pub fn class(&self) -> &'static str {
         match self {
             Self::Unavailable { .. } | Self::KeyUnavailable { .. } => "unavailable",

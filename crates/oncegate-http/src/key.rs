@@ -31,7 +31,10 @@ fn parse(value: &[u8], strict: bool) -> Result<String, &'static str> {
     let value = value.trim_ascii();
     let key = match value {
         [] => return Err("the key is empty"),
-        [b'"', ..] => match Parser::new(value).parse::<Item>().map(|item| item.bare_item) {
+        [b'"', ..] => match Parser::new(value)
+            .parse::<Item>()
+            .map(|item| item.bare_item)
+        {
             Ok(BareItem::String(key)) => String::from(key).into_bytes(),
             _ => return Err(NO_STRING),
         },

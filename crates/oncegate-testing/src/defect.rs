@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-/// What is wrong with a handler, its key or its worker.
+/// A fault of a handler, its key or its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Defect {
@@ -49,7 +49,7 @@ pub enum Defect {
 }
 
 impl Defect {
-    /// All defects.
+    /// Every defect.
     pub const ALL: [Self; 19] = [
         Self::NoKey,
         Self::KeyTooNarrow,

@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Repetition<E> {
     /// The effect.
     pub effect: E,
-    /// How often it happened: twice or more.
+    /// The number of times that it happened: twice or more.
     pub times: u64,
-    /// How many of its repetitions counted faults explain.
+    /// The number of its repetitions that counted faults explain.
     pub explained: u64,
 }
 
@@ -21,7 +21,7 @@ impl<E> Repetition<E> {
     }
 }
 
-/// What [`judge_effects`] found.
+/// The findings of [`judge_effects`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EffectFindings<E> {
@@ -62,28 +62,31 @@ pub fn judge_effects<E: Ord + Clone>(
     happened: &BTreeMap<E, u64>,
     explanations: impl Fn(&E) -> u64,
 ) -> EffectFindings<E> {
-    let had = |effect: &E| happened.get(effect).is_some_and(|times| *times > 0);
-    let present = || happened.iter().filter(|(_, times)| **times > 0);
-    let is_asked_for = |effect: &E| wanted.contains(effect) || allowed.contains(effect);
-    let repeated = present()
+    let repeated = happened
+        .iter()
         .filter(|(_, times)| **times > 1)
         .map(|(effect, times)| Repetition {
             effect: effect.clone(),
             times: *times,
             explained: explanations(effect).min(times - 1),
-        });
+        })
+        .collect();
+    let lost = wanted
+        .iter()
+        .filter(|effect| happened.get(*effect).is_none_or(|times| *times == 0))
+        .cloned()
+        .collect();
+    let unasked = happened
+        .iter()
+        .filter(|(_, times)| **times > 0)
+        .map(|(effect, _)| effect)
+        .filter(|effect| !wanted.contains(*effect) && !allowed.contains(*effect))
+        .cloned()
+        .collect();
     EffectFindings {
-        lost: wanted
-            .iter()
-            .filter(|effect| !had(effect))
-            .cloned()
-            .collect(),
-        unasked: present()
-            .map(|(effect, _)| effect)
-            .filter(|effect| !is_asked_for(effect))
-            .cloned()
-            .collect(),
-        repeated: repeated.collect(),
+        lost,
+        unasked,
+        repeated,
     }
 }
 

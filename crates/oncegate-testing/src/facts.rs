@@ -14,13 +14,13 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    /// Whether the message stands for its sample: it is the sample or a duplicate of it.
+    /// Returns whether the message stands for its sample: it is the sample or a duplicate of it.
     pub(crate) fn is_event(&self) -> bool {
         matches!(self.form, Form::Original | Form::Duplicate)
     }
 }
 
-/// One run of a handler.
+/// A run of a handler.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) process: Option<u32>,
@@ -38,7 +38,7 @@ impl Run {
     }
 }
 
-/// One call of the downstream service.
+/// A call of the downstream service.
 #[derive(Debug)]
 pub(crate) struct Effect {
     pub(crate) called: usize,
@@ -52,15 +52,28 @@ pub(crate) struct Effect {
     pub(crate) performed: Option<usize>,
     /// The first call with its key.
     pub(crate) repeats: Option<u64>,
-    /// Its body is another one than that of the first call with its key.
+    /// `true` if the body differs from that of the first call with its key.
     pub(crate) has_other_body: bool,
     pub(crate) answer: Option<CallAnswer>,
+}
+
+impl Effect {
+    /// The place of the effect, or else of its call.
+    pub(crate) fn place(&self) -> usize {
+        self.performed.unwrap_or(self.called)
+    }
+
+    /// Returns whether the call had no effect, and the handler was not told of one.
+    pub(crate) fn is_refused(&self) -> bool {
+        let is_unanswered = matches!(self.answer, Some(CallAnswer::Refused | CallAnswer::Lost));
+        is_unanswered && self.performed.is_none() && self.repeats.is_none()
+    }
 }
 
 /// The effects that a sample has, by their steps.
 pub(crate) type Steps = BTreeMap<usize, BTreeSet<String>>;
 
-/// What a history says. Places are indices of its events.
+/// The facts of a history. Places are indices of its events.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
     pub(crate) sent: BTreeMap<usize, Sent>,
@@ -130,7 +143,7 @@ impl Facts {
             }
             What::FaultBegan { fault, sample } => self.faults.push((place, *fault, *sample)),
             What::DeadLettered { message, cause } => {
-                drop(self.letters.insert(*message, (place, cause)))
+                self.letters.insert(*message, (place, cause));
             }
             What::Listed {
                 sample: Some(sample),
@@ -185,7 +198,7 @@ impl Facts {
                 effect.has_other_body = *other_body;
             }),
             What::Returned { call, answer } => {
-                self.change(*call, |effect| effect.answer = Some(*answer))
+                self.change(*call, |effect| effect.answer = Some(*answer));
             }
             _ => {}
         }
@@ -250,26 +263,26 @@ impl Facts {
         steps
     }
 
-    /// Where the first run for the sample began; 0 when there was none.
+    /// The place where the first run for the sample began; 0 when there was none.
     pub(crate) fn first_run(&self, sample: usize) -> usize {
         let runs = self.runs.values().filter(|run| run.sample == Some(sample));
         runs.map(|run| run.began).min().unwrap_or(0)
     }
 
-    /// How many repetitions of an effect the faults between two places can explain: one each,
-    /// whichever sample they began with, because the messages of a batch run again together.
+    /// The number of repetitions of an effect that the faults between two places can explain: one
+    /// each, whichever sample they began with, because the messages of a batch run again together.
     pub(crate) fn explanations(&self, from: usize, to: usize) -> u64 {
-        let explaining = || {
-            self.faults
-                .iter()
-                .filter(|(_, fault, _)| fault.explains_a_repetition())
-        };
-        if explaining().any(|(_, fault, _)| fault.lasts_all_round()) {
-            return u64::MAX;
+        let mut count = 0;
+        for (place, fault, _) in &self.faults {
+            if !fault.explains_a_repetition() {
+                continue;
+            }
+            if fault.lasts_all_round() {
+                return u64::MAX;
+            }
+            count += u64::from(Self::is_between(*place, from, to));
         }
-        explaining()
-            .filter(|(place, ..)| Self::is_between(*place, from, to))
-            .count() as u64
+        count
     }
 
     /// A fault begins with its call, so it may stand right before the first effect.

@@ -62,7 +62,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// All faults, in the order in which a trial tries each by itself.
+    /// Every fault, in the order in which a trial tries each by itself.
     pub const ALL: [Self; 22] = [
         Self::KillAfterEffect,
         Self::AnswerLost,
@@ -116,7 +116,7 @@ impl Fault {
         }
     }
 
-    /// Whether the fault begins with a call of the downstream service.
+    /// Returns whether the fault begins with a call of the downstream service.
     pub(crate) const fn strikes_a_call(self) -> bool {
         matches!(
             self,
@@ -135,8 +135,8 @@ impl Fault {
         )
     }
 
-    /// Whether the fault is about what the downstream service answers, so that it needs a call of
-    /// it.
+    /// Returns whether the fault is about what the downstream service answers, so that it needs a
+    /// call of it.
     pub(crate) const fn concerns_the_answer(self) -> bool {
         matches!(
             self,
@@ -144,7 +144,7 @@ impl Fault {
         )
     }
 
-    /// Whether the fault begins with a completion in the store.
+    /// Returns whether the fault begins with a completion in the store.
     pub(crate) const fn strikes_a_completion(self) -> bool {
         matches!(
             self,
@@ -155,14 +155,14 @@ impl Fault {
         )
     }
 
-    /// Whether the fault has no beginning of its own, and happens again and again while a round
-    /// lasts.
+    /// Returns whether the fault has no beginning of its own, and happens again and again while a
+    /// round lasts.
     pub(crate) const fn lasts_all_round(self) -> bool {
         !self.strikes_a_call() && !self.strikes_a_completion() && !matches!(self, Self::Redelivery)
     }
 
-    /// Whether the fault concerns the sample alone with whose call it begins. Others concern a
-    /// process, or all of them.
+    /// Returns whether the fault concerns only the sample with whose call it begins. Others concern
+    /// a process, or all of them.
     pub(crate) const fn concerns_one_sample(self) -> bool {
         matches!(
             self,
@@ -175,7 +175,7 @@ impl Fault {
         )
     }
 
-    /// Whether the fault needs a second consumer, which takes over.
+    /// Returns whether the fault needs a second consumer, which takes over.
     pub(crate) const fn needs_two_consumers(self) -> bool {
         matches!(
             self,
@@ -183,7 +183,7 @@ impl Fault {
         )
     }
 
-    /// Whether oncegate calls a handler again because of the fault, or another program does
+    /// Returns whether oncegate calls a handler again because of the fault, or another program does
     /// something twice.
     pub(crate) const fn explains_a_repetition(self) -> bool {
         !matches!(

@@ -1,4 +1,4 @@
-//! What happens in a round, as the witnesses write it down.
+//! The events of a round, as the witnesses write them down.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use crate::fault::Fault;
 /// The most events of one round. What comes after them is counted, and not judged.
 pub(crate) const MAX_EVENTS: usize = 200_000;
 
-/// What is made of a sample.
+/// The message that is made of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
@@ -25,36 +25,36 @@ pub enum Form {
     Malformed,
 }
 
-/// How a run of a handler ended.
+/// The end of a run of a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It returned a result.
+    /// The handler returned a result.
     Completed,
-    /// It wants another attempt.
+    /// The handler wants another attempt.
     Failed,
-    /// It wants the message later.
+    /// The handler wants the message later.
     Later,
-    /// It gave up.
+    /// The handler gave up.
     GaveUp,
-    /// It was dropped before it returned: its process was killed, its lease was lost, or it did not
-    /// stop in time.
+    /// The handler was dropped before it returned: its process was killed, its lease was lost, or
+    /// it did not stop in time.
     Dropped,
 }
 
-/// What the downstream service did with a call.
+/// The downstream service's answer to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallAnswer {
-    /// It answered.
+    /// The service answered.
     Answered,
-    /// It answered with status 500.
+    /// The service answered with status 500.
     Refused,
     /// The caller got no answer.
     Lost,
 }
 
-/// One event of a round.
+/// An event of a round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Event {
     /// Milliseconds since the round began.
@@ -63,26 +63,26 @@ pub struct Event {
     /// that is started anew has another number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub process: Option<u32>,
-    /// What happened.
+    /// The event itself.
     #[serde(flatten)]
     pub what: What,
 }
 
-/// What happened. Samples are named by their numbers, from 1; keys by digests. No event has
-/// anything of a payload.
+/// The kind of an event, with its data. Samples are named by their numbers, from 1; keys by
+/// digests. No event has anything of a payload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum What {
     /// A message was sent to the broker.
     Produced {
-        /// Its number in the round.
+        /// The number of the message in the round.
         message: usize,
         /// The sample that it is made of.
         sample: usize,
-        /// What was made of the sample.
+        /// The form in which the sample was sent.
         form: Form,
-        /// Its idempotency key; `None` when none can be derived.
+        /// The idempotency key of the message; `None` when none can be derived.
         #[serde(skip_serializing_if = "Option::is_none")]
         key: Option<String>,
     },
@@ -90,7 +90,7 @@ pub enum What {
     Started,
     /// A process was killed.
     Killed,
-    /// All processes were asked to stop.
+    /// The processes were asked to stop, all of them.
     Stopping,
     /// A process has ended after it was asked to.
     Stopped,
@@ -121,9 +121,9 @@ pub enum What {
         message: usize,
         /// The number of the attempt.
         attempt: u32,
-        /// Whether an earlier attempt ended without an outcome.
+        /// `true` if an earlier attempt ended without an outcome.
         recovered: bool,
-        /// How many messages its batch has; `None` when the handler takes them one by one.
+        /// The number of messages in its batch; `None` when the handler takes them one by one.
         #[serde(skip_serializing_if = "Option::is_none")]
         batch: Option<usize>,
     },
@@ -136,7 +136,7 @@ pub enum What {
     Ended {
         /// The run.
         run: u64,
-        /// How.
+        /// The outcome.
         outcome: Outcome,
         /// A digest of its result, if it has completed.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -162,7 +162,7 @@ pub enum What {
         /// The run of the handler that it belongs to.
         #[serde(skip_serializing_if = "Option::is_none")]
         run: Option<u64>,
-        /// It was made while the handler was told of a duplicate.
+        /// `true` if it was made while the handler was told of a duplicate.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         in_duplicate: bool,
     },
@@ -178,7 +178,7 @@ pub enum What {
         call: u64,
         /// The first call with that key.
         first: u64,
-        /// Its body is another one than that of the first call.
+        /// `true` if the body differs from that of the first call.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         other_body: bool,
     },
@@ -186,7 +186,7 @@ pub enum What {
     Returned {
         /// The call.
         call: u64,
-        /// How.
+        /// The answer.
         answer: CallAnswer,
     },
     /// The store has answered a completion.
@@ -207,7 +207,7 @@ pub enum What {
     DeadLettered {
         /// The message.
         message: usize,
-        /// Why, in one word.
+        /// The cause, in one word.
         cause: &'static str,
     },
     /// The witness has listed an effect, at the end of the round.
@@ -217,7 +217,7 @@ pub enum What {
         /// The sample whose values it has.
         #[serde(skip_serializing_if = "Option::is_none")]
         sample: Option<usize>,
-        /// Its step.
+        /// The step of the effect.
         step: String,
     },
     /// A fault has begun.
@@ -239,7 +239,7 @@ pub enum What {
 pub(crate) struct Recorder {
     began: Instant,
     events: Mutex<Vec<Event>>,
-    /// When the last event was written, to see whether a round goes on.
+    /// The time of the last event, to see whether a round goes on.
     last: Mutex<Instant>,
 }
 
@@ -267,7 +267,7 @@ impl Recorder {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
-    /// When the last event was written.
+    /// The time of the last event.
     pub(crate) fn last(&self) -> Instant {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -298,5 +298,5 @@ pub(crate) fn digest(bytes: &[u8]) -> String {
     hex
 }
 
-/// How many hexadecimal digits a digest has.
+/// The number of hexadecimal digits in a digest.
 const DIGEST_DIGITS: usize = 12;

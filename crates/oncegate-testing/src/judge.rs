@@ -1,9 +1,11 @@
-//! What a history shows about a handler: a pure function of it.
+//! The verdict on a handler: a pure function of a history.
 //!
 //! Only harm is a violation: an effect that is lost or happens twice, an answer that differs, a
 //! message that is never finished, a key that merges or splits events. The rest of the history says
 //! where the harm comes from, and so which defect it is. A repetition under the same
 //! `Idempotency-Key` is no second effect.
+
+mod doubles;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +15,7 @@ use crate::defect::Defect;
 use crate::effects::judge_effects;
 use crate::facts::{Effect, Facts, Run, Steps};
 use crate::fault::Fault;
-use crate::history::{CallAnswer, Event, Outcome};
+use crate::history::{Event, Outcome};
 use crate::round::STOP_DEADLINE_MS;
 
 /// Something that must not happen, and what shows it.
@@ -24,13 +26,13 @@ pub struct Violation {
     /// The sample that it happened to, from 1; `None` when it concerns no single one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sample: Option<usize>,
-    /// What happened, in one sentence.
+    /// The violation in one sentence.
     pub what: String,
     /// The faults that the violation follows from.
     pub after: Vec<Fault>,
-    /// How many repetitions of the effect no fault of the round explains: oncegate did not call the
-    /// handler again because of one, so the handler has repeated the effect by itself, or a lease
-    /// was lost on a busy machine.
+    /// The number of repetitions of the effect that no fault of the round explains. Either oncegate
+    /// did not call the handler again because of a fault, so the handler has repeated the effect by
+    /// itself, or a lease was lost on a busy machine.
     #[serde(skip_serializing_if = "is_zero")]
     pub unexplained: u64,
     /// The places of the events that show it.
@@ -197,173 +199,6 @@ impl Judgement<'_> {
         }
     }
 
-    /// Different effects have different downstream keys.
-    fn shared_keys(&mut self) {
-        let facts = self.facts;
-        for call in facts.calls.values() {
-            let Some(first) = call.repeats.and_then(|first| facts.calls.get(&first)) else {
-                continue;
-            };
-            let (Some(sample), Some(other)) = (call.sample, first.sample) else {
-                continue;
-            };
-            if (sample == other && call.step == first.step) || self.excused.contains(&sample) {
-                continue;
-            }
-            let of = |sample: usize, step: &str| match step {
-                "" => format!("sample {sample}"),
-                step => format!("sample {sample}, step {step:?},"),
-            };
-            let what = format!(
-                "the effect of {} had the Idempotency-Key of {} and did not happen",
-                of(sample, &call.step),
-                of(other, &first.step).trim_end_matches(',')
-            );
-            self.found(
-                Defect::SharedDownstreamKey,
-                Some(sample),
-                what,
-                vec![first.called, call.called],
-            );
-            self.excused.insert(sample);
-        }
-    }
-
-    /// A call that is repeated under its key has the same body.
-    fn changed_bodies(&mut self) {
-        let facts = self.facts;
-        let mut named = BTreeSet::new();
-        for call in facts.calls.values().filter(|call| call.has_other_body) {
-            let Some(first) = call.repeats.and_then(|first| facts.calls.get(&first)) else {
-                continue;
-            };
-            let (Some(sample), true) = (call.sample, call.sample == first.sample) else {
-                continue;
-            };
-            if call.step != first.step || self.excused.contains(&sample) || !named.insert(sample) {
-                continue;
-            }
-            let mut after = facts.faults_between(sample, first.called, call.called);
-            after.retain(|fault| fault.explains_a_repetition());
-            let what = format!(
-                "the effect of sample {sample} was requested again{} under its Idempotency-Key, with another body",
-                words_of(&after)
-            );
-            self.found_after(
-                Defect::ChangingBody,
-                Some(sample),
-                what,
-                vec![first.called, call.called],
-                after,
-            );
-        }
-    }
-
-    /// An effect happens once.
-    fn doubles(&mut self) {
-        let facts = self.facts;
-        let performed = facts.performed();
-        let happened = performed
-            .iter()
-            .map(|(effect, calls)| (*effect, calls.len() as u64))
-            .collect();
-        let place = |call: &Effect| call.performed.unwrap_or(call.called);
-        // A fault before the first effect may be why another run has it, too.
-        let explanations = |effect: &(usize, &str)| {
-            let last = performed.get(effect).and_then(|calls| calls.last());
-            last.map_or(0, |last| {
-                facts.explanations(facts.first_run(effect.0), place(last))
-            })
-        };
-        let all = performed.keys().copied().collect();
-        for one in judge_effects(&BTreeSet::new(), &all, &happened, explanations).repeated {
-            let (sample, step) = one.effect;
-            let effects = performed
-                .get(&one.effect)
-                .map(Vec::as_slice)
-                .unwrap_or_default();
-            let [first, again, ..] = effects else {
-                continue;
-            };
-            if self.excused.contains(&sample) {
-                continue;
-            }
-            let mut after = facts.faults_between(sample, first.called, place(again));
-            after.retain(|fault| fault.explains_a_repetition());
-            let defect = self.cause_of_double(first, again);
-            let step = if step.is_empty() {
-                String::new()
-            } else {
-                format!(" {step:?}")
-            };
-            let keys = match (&first.idempotency_key, &again.idempotency_key) {
-                (None, _) | (_, None) => "without an Idempotency-Key",
-                _ => "under different Idempotency-Keys",
-            };
-            let why = words_of_repetition(&after, one.explained);
-            let what = format!(
-                "the effect{step} of sample {sample} happened {} times{why}, {keys}",
-                one.times
-            );
-            let places = effects
-                .iter()
-                .filter_map(|effect| effect.performed)
-                .collect();
-            self.found_repeated((defect, sample), one.unexplained(), what, places, after);
-        }
-    }
-
-    /// The witness lists an effect once.
-    fn listed_twice(&mut self) {
-        let facts = self.facts;
-        let happened = facts
-            .listed
-            .iter()
-            .map(|(effect, places)| (effect, places.len() as u64))
-            .collect();
-        let all = facts.listed.keys().collect();
-        let explanations = |(sample, _): &&(usize, String)| {
-            facts.explanations(facts.first_run(*sample), usize::MAX)
-        };
-        for one in judge_effects(&BTreeSet::new(), &all, &happened, explanations).repeated {
-            let (sample, step) = one.effect;
-            if self.excused.contains(sample) {
-                continue;
-            }
-            let mut after = facts.faults_between(*sample, facts.first_run(*sample), usize::MAX);
-            after.retain(|fault| fault.explains_a_repetition());
-            let step = if step.is_empty() {
-                String::new()
-            } else {
-                format!(" {step:?}")
-            };
-            let why = words_of_repetition(&after, one.explained);
-            let what = format!(
-                "the witness lists the effect{step} of sample {sample} {} times{why}",
-                one.times
-            );
-            let places = facts.listed.get(one.effect).cloned().unwrap_or_default();
-            self.found_repeated(
-                (Defect::RepeatedEffect, *sample),
-                one.unexplained(),
-                what,
-                places,
-                after,
-            );
-        }
-    }
-
-    fn cause_of_double(&self, first: &Effect, again: &Effect) -> Defect {
-        let run = again.run.and_then(|run| self.facts.runs.get(&run));
-        let cancelled_before = |run: &Run| run.cancelled.is_some_and(|at| at < again.called);
-        match (&first.idempotency_key, &again.idempotency_key) {
-            _ if again.in_duplicate => Defect::EffectInDuplicate,
-            (None, _) | (_, None) if run.is_some_and(cancelled_before) => Defect::EffectAfterCancel,
-            (None, _) | (_, None) => Defect::NoDownstreamKey,
-            _ => Defect::ChangingDownstreamKey,
-        }
-    }
-
     /// A handler returns after its effects.
     fn early_answers(&mut self) {
         for effect in self
@@ -404,13 +239,16 @@ impl Judgement<'_> {
     }
 
     fn calls_in(&self, run: &Run) -> usize {
-        let is_it = |effect: &&Effect| {
-            effect
-                .run
-                .and_then(|number| self.facts.runs.get(&number))
-                .is_some_and(|of| std::ptr::eq(of, run))
-        };
-        self.facts.calls.values().filter(is_it).count()
+        self.facts
+            .calls
+            .values()
+            .filter(|effect| {
+                effect
+                    .run
+                    .and_then(|number| self.facts.runs.get(&number))
+                    .is_some_and(|of| std::ptr::eq(of, run))
+            })
+            .count()
     }
 
     /// Every event has all its effects.
@@ -462,13 +300,6 @@ impl Judgement<'_> {
             .values()
             .filter(|call| call.sample == Some(sample))
             .collect();
-        let refused = |call: &&&Effect| {
-            let unanswered = matches!(call.answer, Some(CallAnswer::Refused | CallAnswer::Lost));
-            unanswered && call.performed.is_none() && call.repeats.is_none()
-        };
-        let in_last = |call: &&&Effect| {
-            last.is_some_and(|run| call.called > run.began && call.called < ended)
-        };
         let was_killed = after.iter().any(|fault| {
             matches!(
                 fault,
@@ -479,7 +310,11 @@ impl Judgement<'_> {
             run.ended
                 .is_some_and(|(_, outcome)| outcome != Outcome::Completed)
         });
-        let (defect, why) = if calls.iter().filter(in_last).any(|call| refused(&call)) {
+        let (defect, why) = if calls
+            .iter()
+            .filter(|call| last.is_some_and(|run| call.called > run.began && call.called < ended))
+            .any(|call| call.is_refused())
+        {
             (
                 Defect::SwallowedError,
                 "the handler reported success although the call had failed",
@@ -580,14 +415,13 @@ impl Judgement<'_> {
             }
         }
         // A run whose lease was lost is dropped, too, but not after the time that a stop gives it.
-        let at_ms = |place: usize| self.events.get(place).map(|event| event.at_ms);
         let until_ms = self
             .facts
             .stopping
-            .and_then(at_ms)
+            .and_then(|place| self.at_ms(place))
             .map_or(u64::MAX, |at_ms| at_ms + STOP_DEADLINE_MS);
         let dropped = self.facts.runs.values().find_map(|run| match run.ended {
-            Some((place, Outcome::Dropped)) if at_ms(place) >= Some(until_ms) => Some(place),
+            Some((place, Outcome::Dropped)) if self.at_ms(place) >= Some(until_ms) => Some(place),
             _ => None,
         });
         if let Some(place) = self.facts.hung.first().copied().or(dropped) {
@@ -595,14 +429,10 @@ impl Judgement<'_> {
             self.found(Defect::DoesNotStop, None, what, vec![place]);
         }
     }
-}
 
-/// Why an effect was repeated, in words.
-fn words_of_repetition(after: &[Fault], explained: u64) -> String {
-    if explained == 0 {
-        " though no fault explains it".to_owned()
-    } else {
-        words_of(after)
+    /// The time of the event at this place.
+    fn at_ms(&self, place: usize) -> Option<u64> {
+        self.events.get(place).map(|event| event.at_ms)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The judge on histories that are written by hand.
 
 use super::*;
-use crate::history::{Form, What};
+use crate::history::{CallAnswer, Form, What};
 
 /// A history that grows, with a round's usual events.
 #[derive(Default)]
@@ -60,7 +60,8 @@ impl HistoryBuilder {
 
     fn called(mut self, sample: usize, key: Option<&str>, run: Option<u64>) -> Self {
         self.calls += 1;
-        let (call, idempotency_key) = (self.calls, key.map(str::to_owned));
+        let call = self.calls;
+        let idempotency_key = key.map(str::to_owned);
         let step = String::new();
         self.note(What::Called {
             call,
@@ -159,21 +160,23 @@ fn a_repetition_with_another_body_is_named() {
 // invariant: verdict-from-history
 #[test]
 fn a_second_effect_is_named_by_its_keys_and_explained_by_its_fault() {
-    let again = |first, second| {
-        let told = charged(first)
-            .fault(Fault::AnswerLost, 1)
-            .returned(CallAnswer::Lost)
-            .ended(1, Outcome::Failed);
-        told.began(2, 1)
-            .called(1, second, Some(2))
-            .performed()
-            .ended(2, Outcome::Completed)
-    };
-    let violations = again(None, None).shows(&[Defect::NoDownstreamKey]);
+    let violations = charged_again(None, None).shows(&[Defect::NoDownstreamKey]);
     assert_eq!(violations[0].after, [Fault::AnswerLost]);
     assert_eq!(violations[0].events.len(), 2, "{violations:?}");
     assert_eq!(violations[0].unexplained, 0, "{violations:?}");
-    again(Some("d1"), Some("d2")).shows(&[Defect::ChangingDownstreamKey]);
+    charged_again(Some("d1"), Some("d2")).shows(&[Defect::ChangingDownstreamKey]);
+}
+
+/// An order that is charged under the first key, and, after a lost answer, under the second.
+fn charged_again(first: Option<&str>, second: Option<&str>) -> HistoryBuilder {
+    let told = charged(first)
+        .fault(Fault::AnswerLost, 1)
+        .returned(CallAnswer::Lost)
+        .ended(1, Outcome::Failed);
+    told.began(2, 1)
+        .called(1, second, Some(2))
+        .performed()
+        .ended(2, Outcome::Completed)
 }
 
 // invariant: verdict-from-history
@@ -349,27 +352,29 @@ fn dead_letters_and_unfinished_messages_are_named_unless_they_are_poison() {
 // invariant: verdict-from-history
 #[test]
 fn what_does_not_stop_is_named_and_a_run_that_lost_its_lease_is_not() {
-    let stopped = |after_ms| {
-        let mut told = charged(Some("d1")).note(What::Stopping);
-        let at_ms = told.events.len() as u64 + after_ms;
-        let what = What::Ended {
-            run: 1,
-            outcome: Outcome::Dropped,
-            result: None,
-        };
-        told.events.push(Event {
-            at_ms,
-            process: Some(1),
-            what,
-        });
-        told
-    };
     stopped(1_000).shows(&[]);
     stopped(STOP_DEADLINE_MS).shows(&[Defect::DoesNotStop]);
     charged(None)
         .ended(1, Outcome::Completed)
         .note(What::Hung)
         .shows(&[Defect::DoesNotStop]);
+}
+
+/// A run that is dropped this long after the stop.
+fn stopped(after_ms: u64) -> HistoryBuilder {
+    let mut told = charged(Some("d1")).note(What::Stopping);
+    let at_ms = told.events.len() as u64 + after_ms;
+    let what = What::Ended {
+        run: 1,
+        outcome: Outcome::Dropped,
+        result: None,
+    };
+    told.events.push(Event {
+        at_ms,
+        process: Some(1),
+        what,
+    });
+    told
 }
 
 // invariant: verdict-from-history
@@ -387,29 +392,35 @@ fn results_that_differ_are_named() {
         .shows(&[Defect::DifferentResults]);
 }
 
+fn listed(effect: usize, sample: usize) -> What {
+    What::Listed {
+        effect,
+        sample: Some(sample),
+        step: String::new(),
+    }
+}
+
+/// Two samples that are handled.
+fn handled() -> HistoryBuilder {
+    let history = HistoryBuilder::default()
+        .sent(1, 1, "k1")
+        .sent(2, 2, "k2")
+        .began(1, 1)
+        .began(2, 2);
+    history
+        .ended(1, Outcome::Completed)
+        .ended(2, Outcome::Completed)
+}
+
 // invariant: verdict-from-history
 #[test]
 fn an_effect_that_the_witness_lists_happens_once() {
-    let listed = |history: HistoryBuilder, effect, sample| {
-        history.note(What::Listed {
-            effect,
-            sample: Some(sample),
-            step: String::new(),
-        })
-    };
-    let handled = || {
-        let history = HistoryBuilder::default()
-            .sent(1, 1, "k1")
-            .sent(2, 2, "k2")
-            .began(1, 1)
-            .began(2, 2);
-        history
-            .ended(1, Outcome::Completed)
-            .ended(2, Outcome::Completed)
-    };
-    listed(listed(handled(), 1, 1), 2, 2).shows(&[]);
-    let found = listed(listed(handled().fault(Fault::Freeze, 1), 1, 1), 2, 1);
-    let found = found.shows(&[Defect::RepeatedEffect, Defect::LostEffect]);
+    handled().note(listed(1, 1)).note(listed(2, 2)).shows(&[]);
+    let found = handled()
+        .fault(Fault::Freeze, 1)
+        .note(listed(1, 1))
+        .note(listed(2, 1))
+        .shows(&[Defect::RepeatedEffect, Defect::LostEffect]);
     assert_eq!((found[0].sample, found[1].sample), (Some(1), Some(2)));
     assert_eq!(found[0].after, [Fault::Freeze]);
     assert!(

@@ -1,5 +1,4 @@
-//! How the handler of a process is started: a new one for each process, as after a deployment or a
-//! crash.
+//! The start of a process's handler: a new one for each process, as after a deployment or a crash.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -37,7 +36,7 @@ type MakeConsumer = Box<dyn FnOnce(Start) -> Consumer + Send>;
 /// Ends a handler, and resolves to whether it has ended by itself.
 type EndFuture = Pin<Box<dyn Future<Output = bool> + Send>>;
 
-/// What a process needs to start its consumer.
+/// The parts from which a process starts its consumer.
 pub(crate) struct Start {
     pub(crate) round: Arc<Round>,
     pub(crate) process: Arc<Process>,
@@ -74,15 +73,15 @@ impl Launched {
         }
     }
 
-    /// How many messages, or batches, it takes at a time; no limit by default.
+    /// Limits the number of messages, or batches, that it takes at a time; no limit by default.
     #[must_use]
     pub fn most(mut self, messages: u32) -> Self {
         self.most = messages;
         self
     }
 
-    /// How the handler's own process is ended: `end` asks it to, waits, and resolves to whether
-    /// that was enough. If `end` is dropped instead, the process must be killed.
+    /// Sets how the handler's own process is ended: `end` asks it to, waits, and resolves to
+    /// whether that was enough. If `end` is dropped instead, the process must be killed.
     #[must_use]
     pub fn ended_by(mut self, end: impl Future<Output = bool> + Send + 'static) -> Self {
         self.end = Box::pin(end);

@@ -1,4 +1,4 @@
-//! Which rounds a trial plays, and how large they are.
+//! The rounds that a trial plays, and their sizes.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::rounds::Played;
 use crate::trial::ProgressHook;
 use crate::verdict::Verdict;
 
-/// Which rounds are played.
+/// The rounds to play.
 pub(crate) struct Plan {
     pub(crate) rounds: u64,
     pub(crate) time: Option<Duration>,
@@ -19,7 +19,7 @@ pub(crate) struct Plan {
 
 /// The first round may use up this part of the time of a trial.
 const FIRST_ROUND_PARTS: u32 = 4;
-/// How many times a handler runs for a sample of a round with faults, in the mean.
+/// The number of runs of a handler for a sample of a round with faults, in the mean.
 const RUNS_PER_SAMPLE: u32 = 3;
 
 impl Plan {
@@ -28,14 +28,14 @@ impl Plan {
         self.time.filter(|_| self.only.is_none())
     }
 
-    /// How many samples the first round may have with a handler that runs for so long.
+    /// The number of samples that the first round may have with a handler that runs for so long.
     pub(crate) fn most_of_first(&self, handler: Option<Duration>) -> Option<usize> {
         let time = self.timed()? / FIRST_ROUND_PARTS;
         Some(fitting(time, handler?))
     }
 
-    /// How many samples the other rounds may have, so that each fault begins in the time that is
-    /// left.
+    /// The number of samples that the other rounds may have, so that each fault begins in the time
+    /// that is left.
     pub(crate) fn most_of_others(
         &self,
         handler: Option<Duration>,
@@ -60,7 +60,7 @@ impl Plan {
     }
 }
 
-/// How many times a handler can run one after the other in this time: once at least.
+/// The number of times that a handler can run in this time, one run after the other: once at least.
 fn fitting(time: Duration, handler: Duration) -> usize {
     let times = time
         .as_millis()

@@ -19,11 +19,11 @@ use crate::schedule::Schedule;
 use crate::trial::TrialError;
 use crate::verdict::Verdict;
 
-/// What the rounds of a trial are made of.
+/// The parts of which the rounds of a trial are made.
 pub(crate) struct Rounds {
     pub(crate) seed: u64,
     pub(crate) faults: Vec<Fault>,
-    /// What is left out of every round but the first.
+    /// The faults that are left out of every round but the first.
     pub(crate) left_out: Vec<Fault>,
     /// The samples of every round but the first; empty for all.
     pub(crate) only_samples: Vec<usize>,
@@ -33,7 +33,7 @@ pub(crate) struct Rounds {
     pub(crate) most_of_others: Option<usize>,
     pub(crate) samples: Arc<Samples>,
     pub(crate) settings: Arc<RoundSettings>,
-    /// How many were played: the number of the next scope.
+    /// The number of rounds that were played: the number of the next scope.
     pub(crate) played: AtomicU64,
 }
 

@@ -9,12 +9,12 @@ use serde_json::value::RawValue;
 
 /// The most samples of a trial.
 pub const MAX_SAMPLES: usize = 1_000;
-/// What the texts of poison begin with.
+/// The beginning of the texts of poison.
 const POISON: &str = "poison-";
 /// A shorter text is found in an effect only as a whole value, not as a part of one.
 const SHORTEST_PART_CHARS: usize = 4;
 
-/// Why samples cannot be used.
+/// The reason why samples cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadSamples {
@@ -24,15 +24,15 @@ pub enum BadSamples {
     /// There are too many.
     #[error("there are {count} samples; give at most {MAX_SAMPLES}")]
     TooMany {
-        /// How many there are.
+        /// The number of samples.
         count: usize,
     },
-    /// One is not a JSON object.
+    /// A sample is not a JSON object.
     #[error("sample {number} is not a JSON object: {reason}")]
     NotAnObject {
-        /// Its number, from 1.
+        /// The number of the sample, from 1.
         number: usize,
-        /// What is wrong, without its content.
+        /// The fault, without the content of the sample.
         reason: String,
     },
     /// Two are equal apart from their volatile fields.
@@ -78,17 +78,8 @@ impl Samples {
         let mut values = Vec::new();
         let mut contents: BTreeMap<BTreeSet<(String, String)>, usize> = BTreeMap::new();
         for (number, payload) in (1..).zip(&payloads) {
-            let refuse = |reason: String| BadSamples::NotAnObject { number, reason };
-            let document: Value = serde_json::from_slice(payload).map_err(|error| {
-                refuse(format!(
-                    "{:?} error at column {}",
-                    error.classify(),
-                    error.column()
-                ))
-            })?;
-            if !document.is_object() {
-                return Err(refuse("it is another JSON value".to_owned()));
-            }
+            let document =
+                object(payload).map_err(|reason| BadSamples::NotAnObject { number, reason })?;
             let mut leaves = BTreeSet::new();
             leaves_of(&document, "", &volatile, &mut found, &mut leaves);
             values.push(leaves.iter().map(|(_, value)| value.clone()).collect());
@@ -180,21 +171,23 @@ impl Samples {
 
 /// The scalar values of a document.
 fn values_of(document: &Value) -> BTreeSet<String> {
-    let (mut found, mut leaves) = (BTreeSet::new(), BTreeSet::new());
+    let mut found = BTreeSet::new();
+    let mut leaves = BTreeSet::new();
     leaves_of(document, "", &BTreeSet::new(), &mut found, &mut leaves);
     leaves.into_iter().map(|(_, value)| value).collect()
 }
 
-/// Whether the body of an effect has one of these values.
+/// Returns whether the body of an effect has one of these values.
 pub(crate) fn has_any(body: &Value, values: &BTreeSet<String>) -> bool {
     let of_body = values_of(body);
     values.iter().any(|value| occurs(value, &of_body))
 }
 
 fn occurs(value: &str, among: &BTreeSet<String>) -> bool {
-    let is_part =
-        |text: &String| value.chars().count() >= SHORTEST_PART_CHARS && text.contains(value);
-    among.contains(value) || among.iter().any(is_part)
+    among.contains(value)
+        || among
+            .iter()
+            .any(|text| value.chars().count() >= SHORTEST_PART_CHARS && text.contains(value))
 }
 
 /// Collects the scalar values with their paths, without volatile ones; `found` gets the volatile
@@ -230,9 +223,20 @@ fn leaves_of(
         Value::Null => {}
         Value::Bool(value) => drop(leaves.insert((path.to_owned(), value.to_string()))),
         Value::Number(number) => {
-            drop(leaves.insert((path.to_owned(), plain_number(&number.to_string()))))
+            leaves.insert((path.to_owned(), plain_number(&number.to_string())));
         }
         Value::String(text) => drop(leaves.insert((path.to_owned(), text.clone()))),
+    }
+}
+
+/// Parses a JSON object. The error says why it is none, without its content.
+fn object(payload: &[u8]) -> Result<Value, String> {
+    let document: Value = serde_json::from_slice(payload)
+        .map_err(|error| format!("{:?} error at column {}", error.classify(), error.column()))?;
+    if document.is_object() {
+        Ok(document)
+    } else {
+        Err("it is another JSON value".to_owned())
     }
 }
 
@@ -246,9 +250,10 @@ fn below(path: &str, name: &str) -> String {
 
 /// The number without trailing zeros: 10.50 as 10.5, 10.0 as 10.
 fn plain_number(text: &str) -> String {
-    match text.contains('.') && !text.contains(['e', 'E']) {
-        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-        false => text.to_owned(),
+    if text.contains('.') && !text.contains(['e', 'E']) {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text.to_owned()
     }
 }
 
@@ -319,28 +324,31 @@ fn changed(text: &str, rng: &mut Rng) -> String {
         })
     });
     let mut first_digit = true;
-    let change = |(place, c): (usize, char)| match c {
-        // The date stays, and hour, minute and second stay below 20, 60 and 60.
-        _ if is_date && place < 11 => c,
-        '0'..='9' if is_date && place == 11 => char::from(b'0' + rng.u8(0..2)),
-        '0'..='9' if is_date && matches!(place, 14 | 17) => char::from(b'0' + rng.u8(0..6)),
-        // The offset from UTC stays.
-        _ if is_date && place > 18 && !c.is_ascii_digit() => c,
-        '0'..='9' => {
-            let least = u8::from(std::mem::take(&mut first_digit));
-            char::from(b'0' + rng.u8(least..10))
-        }
-        'a'..='f' => char::from(b'a' + rng.u8(0..6)),
-        'A'..='F' => char::from(b'A' + rng.u8(0..6)),
-        'g'..='z' => char::from(b'g' + rng.u8(0..20)),
-        'G'..='Z' => char::from(b'G' + rng.u8(0..20)),
-        other => other,
-    };
     let (time, offset) = match text.find(['+']).filter(|_| is_date) {
         Some(at) => text.split_at(at),
         None => (text, ""),
     };
-    let other: String = time.chars().enumerate().map(change).collect();
+    let other: String = time
+        .chars()
+        .enumerate()
+        .map(|(place, c)| match c {
+            // The date stays, and hour, minute and second stay below 20, 60 and 60.
+            _ if is_date && place < 11 => c,
+            '0'..='9' if is_date && place == 11 => char::from(b'0' + rng.u8(0..2)),
+            '0'..='9' if is_date && matches!(place, 14 | 17) => char::from(b'0' + rng.u8(0..6)),
+            // The offset from UTC stays.
+            _ if is_date && place > 18 && !c.is_ascii_digit() => c,
+            '0'..='9' => {
+                let least = u8::from(std::mem::take(&mut first_digit));
+                char::from(b'0' + rng.u8(least..10))
+            }
+            'a'..='f' => char::from(b'a' + rng.u8(0..6)),
+            'A'..='F' => char::from(b'A' + rng.u8(0..6)),
+            'g'..='z' => char::from(b'g' + rng.u8(0..20)),
+            'G'..='Z' => char::from(b'G' + rng.u8(0..20)),
+            other => other,
+        })
+        .collect();
     format!("{other}{offset}")
 }
 

@@ -1,4 +1,4 @@
-//! Which faults a round has, and when: a pure function of the seed and the round's number.
+//! The faults of a round, and their times: a pure function of the seed and the round's number.
 
 use std::collections::BTreeSet;
 
@@ -7,31 +7,31 @@ use fastrand::Rng;
 use crate::fault::Fault;
 use crate::history::Form;
 
-/// How many samples a round has, besides the first round, which has all.
+/// The number of samples in a round, besides the first round, which has all.
 const SAMPLES_PER_ROUND: usize = 6;
 /// The most partitions of the embedded broker.
 const MOST_PARTITIONS: usize = 3;
 /// The most faults that overlap in one round.
 const MOST_OVERLAPPING: usize = 4;
-/// How often one message may meet a fault of the downstream service in one round. Together with the
-/// other faults of a round that is less than the attempts that a message has.
+/// The number of faults of the downstream service that one message may meet in one round. Together
+/// with the other faults of a round that is less than the attempts that a message has.
 const MOST_STRIKES: u32 = 2;
-/// How long a fault lasts, in tenths of a lease.
+/// The length of a fault, in tenths of a lease.
 const SHORT_TENTHS: u32 = 5;
 const LONG_TENTHS: u32 = 25;
 
-/// What happens in one round.
+/// The plan of one round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     /// The round's number; round 0 has no faults besides duplicates.
     pub round: u64,
     /// The faults.
     pub faults: Vec<Fault>,
-    /// How many consumers there are at the beginning.
+    /// The number of consumers at the beginning.
     pub consumers: u32,
-    /// How many handlers each consumer runs at a time, at most.
+    /// The number of handlers that each consumer runs at a time, at most.
     pub concurrency: u32,
-    /// How many partitions the broker has.
+    /// The number of partitions of the broker.
     pub partitions: usize,
     /// The messages, in the order in which they are sent.
     pub messages: Vec<PlannedMessage>,
@@ -48,7 +48,7 @@ pub struct Schedule {
 pub struct PlannedMessage {
     /// The sample that it is made of, from 1.
     pub sample: usize,
-    /// What is made of it.
+    /// The form in which it is sent.
     pub form: Form,
     /// The partition that it is sent to.
     pub partition: usize,
@@ -61,7 +61,7 @@ pub struct Strike {
     pub fault: Fault,
     /// The sample whose call or completion it waits for, from 1.
     pub sample: usize,
-    /// How long the fault lasts, in tenths of a lease.
+    /// The length of the fault, in tenths of a lease.
     pub tenths: u32,
 }
 
@@ -88,9 +88,10 @@ impl Schedule {
         } else {
             partitions
         };
-        let consumers = match faults.iter().any(|fault| fault.needs_two_consumers()) {
-            true => 2,
-            false => rng.u32(1..=2),
+        let consumers = if faults.iter().any(|fault| fault.needs_two_consumers()) {
+            2
+        } else {
+            rng.u32(1..=2)
         };
         let strikes = strikes(&faults, &chosen, &mut rng);
         let mut messages = messages(&faults, &chosen, partitions, &mut rng);
@@ -98,7 +99,8 @@ impl Schedule {
         // A handler with state that is not meant for several messages at a time shows it only with
         // several.
         let concurrency = 1 << rng.u32(..3);
-        let (only_samples, seed) = (Vec::new(), rng.u64(..));
+        let only_samples = Vec::new();
+        let seed = rng.u64(..);
         Self {
             round,
             faults,
@@ -122,9 +124,8 @@ impl Schedule {
             && !self.has(Fault::ProducerDuplicates)
         {
             let needed = other_positions(&self.strikes);
-            let is_needed =
-                |of: &PlannedMessage| of.form != Form::Duplicate || needed.contains(&of.sample);
-            self.messages.retain(is_needed);
+            self.messages
+                .retain(|of| of.form != Form::Duplicate || needed.contains(&of.sample));
         }
         let left_out = match fault {
             Fault::Poison => Some(Form::Poison),
@@ -139,10 +140,10 @@ impl Schedule {
     /// Returns the same schedule with these samples alone. Messages that stand for no event stay.
     #[must_use]
     pub fn with_only(mut self, samples: &[usize]) -> Self {
-        let is_event =
-            |message: &PlannedMessage| matches!(message.form, Form::Original | Form::Duplicate);
-        self.messages
-            .retain(|message| !is_event(message) || samples.contains(&message.sample));
+        self.messages.retain(|message| {
+            matches!(message.form, Form::Poison | Form::Malformed)
+                || samples.contains(&message.sample)
+        });
         self.strikes
             .retain(|strike| samples.contains(&strike.sample));
         self.only_samples = samples.to_vec();
@@ -169,15 +170,14 @@ impl Schedule {
 
     /// The samples whose events are sent.
     pub fn samples(&self) -> BTreeSet<usize> {
-        let is_event = |message: &&PlannedMessage| message.form == Form::Original;
         self.messages
             .iter()
-            .filter(is_event)
+            .filter(|message| message.form == Form::Original)
             .map(|message| message.sample)
             .collect()
     }
 
-    /// Whether the round has the fault.
+    /// Returns whether the round has the fault.
     pub fn has(&self, fault: Fault) -> bool {
         self.faults.contains(&fault)
     }
@@ -206,10 +206,9 @@ fn faults_of(round: u64, enabled: &[Fault], rng: &mut Rng) -> Vec<Fault> {
 
 /// The samples of which an event at another position comes before the one whose process was killed.
 fn other_positions(strikes: &[Strike]) -> BTreeSet<usize> {
-    let is_one = |strike: &&Strike| strike.fault == Fault::KillThenDuplicate;
     strikes
         .iter()
-        .filter(is_one)
+        .filter(|strike| strike.fault == Fault::KillThenDuplicate)
         .map(|strike| strike.sample)
         .collect()
 }
@@ -217,8 +216,10 @@ fn other_positions(strikes: &[Strike]) -> BTreeSet<usize> {
 /// Sends each event that needs it to another partition, too.
 fn add_other_positions(messages: &mut Vec<PlannedMessage>, strikes: &[Strike], partitions: usize) {
     for sample in other_positions(strikes) {
-        let is_original = |of: &PlannedMessage| of.sample == sample && of.form == Form::Original;
-        let Some(place) = messages.iter().position(is_original) else {
+        let Some(place) = messages
+            .iter()
+            .position(|of| of.sample == sample && of.form == Form::Original)
+        else {
             continue;
         };
         let Some(original) = messages.get(place).copied() else {
@@ -288,7 +289,7 @@ fn messages(
     partitions: usize,
     rng: &mut Rng,
 ) -> Vec<PlannedMessage> {
-    let has = |fault| faults.contains(&fault);
+    let is_reordered = faults.contains(&Fault::Reordering);
     let mut messages = Vec::new();
     for sample in chosen.iter().copied() {
         // The duplicates of an event are sent to its partition, unless they may overtake it.
@@ -298,13 +299,13 @@ fn messages(
             form: Form::Original,
             partition,
         });
-        let duplicates = if has(Fault::ProducerDuplicates) {
+        let duplicates = if faults.contains(&Fault::ProducerDuplicates) {
             rng.usize(1..=2)
         } else {
             0
         };
         for _ in 0..duplicates {
-            let partition = if has(Fault::Reordering) {
+            let partition = if is_reordered {
                 rng.usize(..partitions)
             } else {
                 partition
@@ -316,11 +317,14 @@ fn messages(
             });
         }
     }
+    // A message that no handler can take may come before any event.
+    let mut is_shuffled = is_reordered;
     for (fault, form) in [
         (Fault::Poison, Form::Poison),
         (Fault::Malformed, Form::Malformed),
     ] {
-        if has(fault) {
+        if faults.contains(&fault) {
+            is_shuffled = true;
             let sample = chosen.first().copied().unwrap_or(1);
             messages.push(PlannedMessage {
                 sample,
@@ -329,7 +333,7 @@ fn messages(
             });
         }
     }
-    if has(Fault::Reordering) || has(Fault::Poison) || has(Fault::Malformed) {
+    if is_shuffled {
         rng.shuffle(&mut messages);
     }
     messages
@@ -411,20 +415,16 @@ mod tests {
             let Some(strike) = schedule.strikes.first() else {
                 continue;
             };
-            let of = |form| {
-                let is_it = |of: &&PlannedMessage| of.sample == strike.sample && of.form == form;
+            let [original, duplicate] = [Form::Original, Form::Duplicate].map(|form| {
                 schedule
                     .messages
                     .iter()
-                    .filter(is_it)
+                    .filter(|of| of.sample == strike.sample && of.form == form)
                     .map(|of| of.partition)
                     .collect::<Vec<_>>()
-            };
-            let original = of(Form::Original);
+            });
             assert!(
-                of(Form::Duplicate)
-                    .iter()
-                    .any(|place| !original.contains(place)),
+                duplicate.iter().any(|place| !original.contains(place)),
                 "seed {seed}"
             );
         }
@@ -468,25 +468,20 @@ mod tests {
                     .all(|strike| samples.contains(&strike.sample)),
                 "seed {seed}"
             );
-            let others = |schedule: &Schedule| {
-                let is_other = |form| matches!(form, Form::Poison | Form::Malformed);
+            let [few, all] = [&few, &schedule].map(|schedule| {
                 schedule
                     .messages
                     .iter()
-                    .filter(|message| is_other(message.form))
+                    .filter(|message| matches!(message.form, Form::Poison | Form::Malformed))
                     .count()
-            };
-            assert_eq!(
-                others(&few),
-                others(&schedule),
-                "seed {seed}: poison belongs to no sample"
-            );
+            });
+            assert_eq!(few, all, "seed {seed}: poison belongs to no sample");
         }
     }
 
     #[test]
     fn the_first_round_has_every_sample_and_later_ones_a_few() {
-        let samples = |round| {
+        let [first, later] = [0, 30].map(|round| {
             let schedule = Schedule::new(7, round, 50, &Fault::ALL);
             schedule
                 .messages
@@ -494,8 +489,8 @@ mod tests {
                 .map(|message| message.sample)
                 .collect::<BTreeSet<_>>()
                 .len()
-        };
-        assert_eq!(samples(0), 50);
-        assert!((1..=SAMPLES_PER_ROUND).contains(&samples(30)));
+        });
+        assert_eq!(first, 50);
+        assert!((1..=SAMPLES_PER_ROUND).contains(&later));
     }
 }

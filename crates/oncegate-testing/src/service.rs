@@ -21,7 +21,7 @@ use crate::round::{Downstream, DownstreamError};
 
 /// The longest body of a call, in bytes.
 const BODY_MAX_BYTES: usize = 1024 * 1024;
-/// What precedes the number of a process in a path.
+/// The word that precedes the number of a process in a path.
 const PROCESS: &str = "process";
 
 /// The downstream service of a trial, by HTTP: `POST …/effects` with a JSON body and the header
@@ -53,7 +53,7 @@ struct Places(Mutex<PlacesState>);
 struct PlacesState {
     next: u64,
     by_number: BTreeMap<u64, Downstream>,
-    /// Those that were opened for all processes; the last one counts.
+    /// The services that were opened for all processes; the last one counts.
     shared: BTreeMap<u64, Downstream>,
 }
 
@@ -71,7 +71,9 @@ impl Service {
     pub async fn start(listen: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(listen).await?;
         let address = listener.local_addr()?;
-        let (places, stop, tasks) = (Arc::default(), CancellationToken::new(), TaskTracker::new());
+        let places = Arc::default();
+        let stop = CancellationToken::new();
+        let tasks = TaskTracker::new();
         tasks.spawn(accept(
             listener,
             Arc::clone(&places),
@@ -183,12 +185,13 @@ async fn serve(
     stop: CancellationToken,
     tasks: TaskTracker,
 ) {
-    let answer = |request: Request<Incoming>| {
-        let (places, tasks) = (Arc::clone(&places), tasks.clone());
+    let service = service_fn(|request: Request<Incoming>| {
+        let places = Arc::clone(&places);
+        let tasks = tasks.clone();
         async move { handle(request, &places, &tasks).await }
-    };
-    let connection = hyper::server::conn::http1::Builder::new()
-        .serve_connection(TokioIo::new(stream), service_fn(answer));
+    });
+    let connection =
+        hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
     tokio::select! {
         () = stop.cancelled() => {}
         // It ends with an error whenever a call gets no answer.

@@ -1,5 +1,8 @@
 //! A trial: rounds under faults, and what they have shown.
 
+mod error;
+mod progress;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::future::Future;
@@ -10,11 +13,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
-use oncegate_core::key::{Key, KeySpecError, Scope};
+use oncegate_core::key::{Key, Scope};
 use oncegate_core::store::Store;
 use oncegate_runtime::{BatchHandler, BatchLimits, BoxError, Consumer, Gate, MemoryStore};
 use tokio::time::Instant;
 
+use self::error::SCOPE_MAX_BYTES;
+pub use self::error::TrialError;
+pub use self::progress::Progress;
+pub(crate) use self::progress::ProgressHook;
 use crate::broker::Broker;
 use crate::facts::{Facts, Steps};
 use crate::fault::Fault;
@@ -22,7 +29,7 @@ use crate::launch::{Launch, LaunchInBatches};
 use crate::plan::Plan;
 use crate::round::{ChangeConsumer, ChangeGate, Downstream, OpenStore, RoundSettings};
 use crate::rounds::Rounds;
-use crate::samples::{BadSamples, Samples};
+use crate::samples::Samples;
 use crate::verdict::Verdict;
 use crate::witness::Witness;
 
@@ -30,8 +37,6 @@ use crate::witness::Witness;
 const ROUTE: &str = "samples";
 /// The scope of the gates, unless another is set.
 const SCOPE: &str = "trial";
-/// How many characters of a scope are left for the number of the round.
-const SCOPE_MAX_BYTES: usize = Scope::MAX_BYTES - 21;
 
 /// Tries to make a handler lose an effect, or have it twice.
 ///
@@ -104,72 +109,10 @@ pub struct Trial {
     progress: Option<Box<ProgressHook>>,
 }
 
-/// Is called after each round.
-pub(crate) type ProgressHook = dyn Fn(&Progress) + Send + Sync;
-
-/// How far a trial is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// How many rounds have ended.
-    pub rounds: u64,
-    /// How many messages were sent in them.
-    pub messages: u64,
-    /// How many faults have begun in them.
-    pub faults: u64,
-    /// How many different kinds of defects were found.
-    pub defects: usize,
-}
-
-/// Why a trial has no verdict.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TrialError {
-    /// No key is set.
-    #[error("the trial has no key; call `Trial::key`")]
-    NoKey,
-    /// The key makes no sense.
-    #[error("the key cannot be used")]
-    Key(#[source] KeySpecError),
-    /// The messages cannot be used.
-    #[error(transparent)]
-    Samples(#[from] BadSamples),
-    /// The lease is too short or too long.
-    #[error("the lease is {lease:?}; it must be 100 ms to one minute")]
-    Lease {
-        /// The lease.
-        lease: Duration,
-    },
-    /// The handler was called, and had no effect for any sample, although there were no faults.
-    #[error(
-        "no call arrived at the downstream service, and no witness lists an effect, so nothing can be judged; let the handler call the service for each effect, or list the effects"
-    )]
-    NoEffects,
-    /// The scope is too long, or has characters that a scope must not have.
-    #[error(
-        "the scope {scope:?} must be 1 to {SCOPE_MAX_BYTES} of A-Z a-z 0-9 . _ -; change `Trial::scope`"
-    )]
-    Scope {
-        /// The scope.
-        scope: String,
-    },
-    /// The store of a round cannot be opened.
-    #[error("the store of a round cannot be opened")]
-    Store(#[source] BoxError),
-    /// The broker of [`Trial::broker`] has failed.
-    #[error("the broker of the trial has failed")]
-    Broker(#[source] BoxError),
-    /// The effects of a round cannot be listed.
-    #[error("the effects of a round cannot be listed")]
-    Witness(#[source] BoxError),
-    /// A handler cannot be started.
-    #[error("the handler cannot be started")]
-    Launch(#[source] BoxError),
-}
-
 impl Trial {
     /// 60 rounds.
     pub const DEFAULT_ROUNDS: u64 = 60;
-    /// One second.
+    /// The default lease: one second.
     pub const DEFAULT_LEASE: Duration = Duration::from_secs(1);
     /// Eight rounds.
     pub const DEFAULT_PARALLEL: usize = 8;
@@ -218,7 +161,7 @@ impl Trial {
         Self::new(LaunchInBatches { limits, make })
     }
 
-    /// How the idempotency keys of the messages are derived. Required.
+    /// Sets how the idempotency keys of the messages are derived. Required.
     #[must_use]
     pub fn key(mut self, key: Key) -> Self {
         self.key = Some(key);
@@ -261,7 +204,7 @@ impl Trial {
         self
     }
 
-    /// How many rounds there are, besides the first one without faults: 60 by default. The first
+    /// Sets the number of rounds, besides the first one without faults: 60 by default. The first
     /// ones have each fault by itself, the others several at the same time.
     #[must_use]
     pub fn rounds(mut self, rounds: u64) -> Self {
@@ -308,8 +251,8 @@ impl Trial {
         self
     }
 
-    /// How many rounds run at the same time: eight by default. Set 1 if handlers share something
-    /// outside of the trial.
+    /// Sets the number of rounds that run at the same time: eight by default. Set 1 if handlers
+    /// share something outside of the trial.
     #[must_use]
     pub fn parallel(mut self, rounds: usize) -> Self {
         self.parallel = rounds.max(1);
@@ -324,16 +267,16 @@ impl Trial {
         self
     }
 
-    /// What the scopes of the gates begin with: `trial` by default, at most 43 characters. Each
-    /// round has a scope of its own, with its number behind this. Needed where several trials share
-    /// a store.
+    /// Sets the beginning of the scopes of the gates: `trial` by default, at most 43 characters.
+    /// Each round has a scope of its own, with its number behind this. Needed where several trials
+    /// share a store.
     #[must_use]
     pub fn scope(mut self, scope: impl Into<String>) -> Self {
         self.scope = scope.into();
         self
     }
 
-    /// How the store of a round is opened: each has a memory store of its own by default.
+    /// Sets how the store of a round is opened: each has a memory store of its own by default.
     ///
     /// It may be the same store for all, because rounds have scopes of their own. The trial puts
     /// its faults in front of it: a store that loses its records seems to have them under other
@@ -440,11 +383,10 @@ impl Trial {
             Some(round) => Box::new((round > 0).then_some(round).into_iter()),
             None => Box::new(1..=plan.rounds),
         };
-        let is_over = || plan.timed().is_some_and(|time| began.elapsed() >= time);
         let mut running = FuturesUnordered::new();
         loop {
             while running.len() < plan.parallel
-                && !is_over()
+                && plan.timed().is_none_or(|time| began.elapsed() < time)
                 && let Some(round) = numbers.next()
             {
                 running.push(rounds.play(round));

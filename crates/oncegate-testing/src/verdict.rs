@@ -1,4 +1,4 @@
-//! What a trial has shown.
+//! The verdict of a trial.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,35 +18,35 @@ const TIMELINE_MOST: usize = 400;
 /// The share of the faults that must have begun for a trial that passes, in percent.
 const LEAST_TRIED_PERCENT: usize = 75;
 
-/// What a trial has shown: the defects that were found, each with the simplest round that shows it.
+/// The verdict of a trial: the defects that were found, each with the simplest round that shows it.
 #[derive(Clone, Debug)]
 pub struct Verdict {
     /// The seed of the trial.
     pub seed: u64,
-    /// How many rounds were played, the first one without faults among them.
+    /// The number of rounds that were played, the first one without faults among them.
     pub rounds: u64,
-    /// How many messages were sent.
+    /// The number of messages that were sent.
     pub messages: u64,
-    /// How many times a handler ran.
+    /// The number of runs of a handler.
     pub runs: u64,
-    /// How many effects happened.
+    /// The number of effects that happened.
     pub effects: u64,
-    /// How many calls could not be assigned to a sample, and were not judged.
+    /// The number of calls that could not be assigned to a sample, and were not judged.
     pub unassigned: u64,
-    /// How often each fault has begun.
+    /// The number of times that each fault has begun.
     pub faults: BTreeMap<Fault, u64>,
     /// The faults that the trial was to try; none where it repeats one round.
     pub asked_for: BTreeSet<Fault>,
     /// The defects, one finding for each kind: first those that need no fault.
     pub findings: Vec<Finding>,
-    /// How long the trial took.
+    /// The time that the trial took.
     pub took: Duration,
 }
 
 /// A defect that was found, in the simplest round that shows it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// What happened; its places of events are those of [`timeline`](Self::timeline).
+    /// The violation; its places of events are those of [`timeline`](Self::timeline).
     #[serde(flatten)]
     pub violation: Violation,
     /// The defect of another finding that may be the only reason for this one.
@@ -63,7 +63,7 @@ pub struct Finding {
     pub only_samples: Vec<usize>,
     /// In how many rounds the defect was found.
     pub rounds: u64,
-    /// How long the trial had run when the defect was first found.
+    /// The time for which the trial had run when the defect was first found.
     #[serde(rename = "found_after_seconds", serialize_with = "as_seconds")]
     pub found_after: Duration,
     /// The events of the round that concern the sample, or all processes.
@@ -90,12 +90,12 @@ impl Verdict {
         }
     }
 
-    /// Whether nothing was found.
+    /// Returns whether nothing was found.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
     }
 
-    /// Whether enough of the faults were tried, three of four, for a trial that passes.
+    /// Returns whether enough of the faults were tried, three of four, for a trial that passes.
     pub fn is_complete(&self) -> bool {
         let tried = self.asked_for.len() - self.untried().len();
         tried * 100 >= self.asked_for.len() * LEAST_TRIED_PERCENT
@@ -139,7 +139,8 @@ impl Verdict {
         assert!(self.is_clean() && self.is_complete(), "{self}");
     }
 
-    /// Whether a defect was found that keeps a handler from calling the downstream service at all.
+    /// Returns whether a defect was found that keeps a handler from calling the downstream service
+    /// at all.
     pub(crate) fn explains_silence(&self) -> bool {
         let explains = [
             Defect::NoKey,
@@ -180,7 +181,7 @@ impl Verdict {
                 What::FaultBegan { fault, .. } => *self.faults.entry(*fault).or_default() += 1,
                 // The values of poison are those of no sample.
                 What::Called { sample: None, .. } if !schedule.has(Fault::Poison) => {
-                    self.unassigned += 1
+                    self.unassigned += 1;
                 }
                 _ => {}
             }
@@ -285,7 +286,8 @@ impl fmt::Display for Verdict {
                 "nothing found in {} rounds with {} messages and {faults} faults (seed {})",
                 self.rounds, self.messages, self.seed
             )?;
-            let (untried, of) = (self.untried(), self.asked_for.len());
+            let untried = self.untried();
+            let of = self.asked_for.len();
             if !self.is_complete() {
                 let tried = of - untried.len();
                 write!(
@@ -325,8 +327,11 @@ impl Finding {
         found_after: Duration,
     ) -> Self {
         let places = timeline(events, violation.sample);
-        let moved = |place: &usize| places.binary_search(place).ok();
-        violation.events = violation.events.iter().filter_map(moved).collect();
+        violation.events = violation
+            .events
+            .iter()
+            .filter_map(|place| places.binary_search(place).ok())
+            .collect();
         let timeline = places
             .iter()
             .filter_map(|place| events.get(*place))
@@ -357,8 +362,10 @@ fn names(faults: &[Fault]) -> String {
 
 /// The places of the events that concern the sample or all processes.
 fn timeline(events: &[Event], sample: Option<usize>) -> Vec<usize> {
-    let (mut messages, mut keys) = (BTreeSet::new(), BTreeSet::new());
-    let (mut runs, mut calls) = (BTreeSet::new(), BTreeSet::new());
+    let mut messages = BTreeSet::new();
+    let mut keys = BTreeSet::new();
+    let mut runs = BTreeSet::new();
+    let mut calls = BTreeSet::new();
     let mut places = Vec::new();
     for (place, event) in events.iter().enumerate() {
         let concerns = match &event.what {

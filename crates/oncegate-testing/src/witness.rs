@@ -24,8 +24,8 @@ pub trait Witness: Send + Sync + 'static {
     /// look like lost effects.
     async fn effects(&self, round: &str) -> Result<Vec<Value>, BoxError>;
 
-    /// Whether rounds share what is listed, so that a round's effects are those that were not there
-    /// before it. Then only one round may run at a time, see
+    /// Returns whether rounds share what is listed, so that a round's effects are those that were
+    /// not there before it. Then only one round may run at a time, see
     /// [`Trial::parallel`](crate::Trial::parallel).
     fn is_shared(&self) -> bool;
 }
@@ -36,15 +36,14 @@ pub(crate) fn added(before: &[Value], after: Vec<Value>) -> Vec<Value> {
     for effect in before {
         *known.entry(effect.to_string()).or_default() += 1;
     }
-    let mut is_new = |effect: &Value| match known.get_mut(&effect.to_string()) {
+    let mut effects = after;
+    effects.retain(|effect| match known.get_mut(&effect.to_string()) {
         Some(left) if *left > 0 => {
             *left -= 1;
             false
         }
         _ => true,
-    };
-    let mut effects = after;
-    effects.retain(|effect| is_new(effect));
+    });
     effects
 }
 
@@ -55,7 +54,8 @@ mod tests {
 
     #[test]
     fn an_effect_that_was_there_before_is_not_counted_again() {
-        let (one, two) = (json!({"order": 1}), json!({"order": 2}));
+        let one = json!({"order": 1});
+        let two = json!({"order": 2});
         let both = vec![one.clone(), two.clone(), one.clone()];
         assert_eq!(
             added(&[one.clone(), two], both.clone()),

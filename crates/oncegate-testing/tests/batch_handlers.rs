@@ -19,7 +19,7 @@ use oncegate::{BatchHandler, BatchLimits, BatchMessage, Failure, Key};
 use oncegate_testing::{Defect, Downstream, Fault, Trial, Verdict};
 use serde_json::{Value, json};
 
-/// What a handler does.
+/// The way in which a handler does its work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     Right,
@@ -134,8 +134,7 @@ impl BatchHandler for Billing {
 }
 
 fn samples() -> impl Iterator<Item = Value> {
-    let order = |id: u32| json!({ "order_id": format!("o-{id:04}"), "amount": 10.5, "currency": "EUR", "sent_at": format!("10:{id:02}") });
-    (1..=7).map(order)
+    (1..=7).map(|id| json!({ "order_id": format!("o-{id:04}"), "amount": 10.5, "currency": "EUR", "sent_at": format!("10:{id:02}") }))
 }
 
 fn number(name: &str) -> Option<u64> {

@@ -10,240 +10,29 @@
     reason = "a test that cannot go on has failed"
 )]
 
+#[path = "catalogue/billing.rs"]
+mod billing;
+
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
-use oncegate::{Attempt, BoxError, Failure, Handler, Key, Message};
-use oncegate_testing::{
-    Defect, Downstream, DownstreamError, Event, Fault, Finding, Form, Trial, Verdict, What, report,
-};
+use oncegate::{Attempt, Failure, Key, Message};
+use oncegate_testing::{Defect, Downstream, Fault, Finding, Form, Trial, Verdict, What, report};
 use serde_json::{Value, json};
 
-/// What a handler does.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
-    Right,
-    RightWithTwoSteps,
-    RightAndImpatient,
-    WithoutKey,
-    WithKeyOfAttempt,
-    WithKeyOfPosition,
-    WithAttemptInBody,
-    WithRandomKey,
-    WithOneKeyForTwoSteps,
-    WithOneKeyForAll,
-    SwallowsErrors,
-    TakesNoAnswerForSuccess,
-    GivesUp,
-    MarksBeforeEffect,
-    AnswersBeforeEffect,
-    ChargesDuplicates,
-    ChargesDuplicatesThatItCannotRead,
-    ReturnsRandomResults,
-    UsesFieldsOfTheMessageBefore,
-    RetriesInPlaceWithoutKey,
-    SkipsOlderOrders,
-    HangsAfterAnError,
-    KeepsOneOrderForAll,
-    ChargesInPartsWithoutKeys,
-    DoesNotReturnAfterCancel,
-}
-
-struct Billing {
-    way: Way,
-    bank: Downstream,
-    seen: Mutex<BTreeSet<String>>,
-    before: Mutex<Option<Value>>,
-}
-
-impl Billing {
-    async fn charge(
-        &self,
-        order: &Value,
-        key: Option<&str>,
-        step: &str,
-    ) -> Result<String, DownstreamError> {
-        let body = json!({ "order": order["order_id"], "amount": order["amount"], "currency": order["currency"] });
-        let request = self.bank.effect(&body).step(step);
-        let answer = match key {
-            Some(key) => request.idempotency_key(key).send().await?,
-            None => request.send().await?,
-        };
-        Ok(answer["receipt"].to_string())
-    }
-
-    async fn charge_right(
-        &self,
-        order: &Value,
-        attempt: &Attempt,
-    ) -> Result<String, DownstreamError> {
-        self.charge(order, Some(&attempt.idempotency_key("charge")), "")
-            .await
-    }
-
-    async fn handle_order(&self, order: &Value, attempt: &Attempt) -> Result<String, Failure> {
-        let id = order["order_id"].as_str().unwrap_or_default().to_owned();
-        let key = attempt.idempotency_key("charge");
-        match self.way {
-            Way::Right | Way::ChargesDuplicates | Way::ChargesDuplicatesThatItCannotRead => {
-                Ok(self.charge_right(order, attempt).await?)
-            }
-            Way::RightWithTwoSteps => {
-                let receipt = self.charge(order, Some(&key), "charge").await?;
-                self.charge(order, Some(&attempt.idempotency_key("mail")), "mail")
-                    .await?;
-                Ok(receipt)
-            }
-            Way::RightAndImpatient => {
-                let charge = self.charge_right(order, attempt);
-                Ok(tokio::time::timeout(Duration::from_millis(300), charge).await??)
-            }
-            Way::WithoutKey => Ok(self.charge(order, None, "").await?),
-            Way::WithKeyOfAttempt => Ok(self
-                .charge(order, Some(&format!("{key}-{}", attempt.number())), "")
-                .await?),
-            Way::WithAttemptInBody => {
-                let body = json!({ "order": order["order_id"], "currency": order["currency"], "try": attempt.number() });
-                let answer = self.bank.effect(&body).idempotency_key(&key).send().await?;
-                Ok(answer["receipt"].to_string())
-            }
-            Way::WithRandomKey => Ok(self
-                .charge(order, Some(&fastrand::u64(..).to_string()), "")
-                .await?),
-            Way::WithOneKeyForTwoSteps => {
-                let receipt = self.charge(order, Some(&key), "charge").await?;
-                self.charge(order, Some(&key), "mail").await?;
-                Ok(receipt)
-            }
-            Way::WithOneKeyForAll => Ok(self.charge(order, Some("charge"), "").await?),
-            Way::SwallowsErrors => {
-                drop(self.charge_right(order, attempt).await);
-                Ok("done".to_owned())
-            }
-            Way::TakesNoAnswerForSuccess => match self.charge_right(order, attempt).await {
-                Err(DownstreamError::NoAnswer) => Ok("it was sent".to_owned()),
-                answered => Ok(answered.map(|_| "it was sent".to_owned())?),
-            },
-            Way::GivesUp => self
-                .charge_right(order, attempt)
-                .await
-                .map_err(Failure::permanent),
-            Way::MarksBeforeEffect => {
-                if !self.seen.lock().unwrap().insert(id) {
-                    return Ok("seen".to_owned());
-                }
-                Ok(self.charge_right(order, attempt).await?)
-            }
-            _ => self.handle_rarely(order, attempt, id).await,
-        }
-    }
-
-    async fn handle_rarely(
-        &self,
-        order: &Value,
-        attempt: &Attempt,
-        id: String,
-    ) -> Result<String, Failure> {
-        match self.way {
-            Way::AnswersBeforeEffect => {
-                let (bank, key) = (self.bank.clone(), attempt.idempotency_key("charge"));
-                let body = json!({ "order": order["order_id"], "amount": order["amount"] });
-                tokio::spawn(async move {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                    bank.effect(&body).idempotency_key(&key).send().await
-                });
-                Ok("accepted".to_owned())
-            }
-            Way::ReturnsRandomResults => {
-                let receipt = self.charge_right(order, attempt).await?;
-                Ok(format!("{receipt} at {}", fastrand::u64(..)))
-            }
-            Way::UsesFieldsOfTheMessageBefore => {
-                let before = self.before.lock().unwrap().replace(order.clone());
-                Ok(self
-                    .charge_right(&before.unwrap_or_else(|| order.clone()), attempt)
-                    .await?)
-            }
-            Way::RetriesInPlaceWithoutKey => {
-                for _ in 0..3 {
-                    if let Ok(receipt) = self.charge(order, None, "").await {
-                        return Ok(receipt);
-                    }
-                }
-                Err(Failure::retry("three calls failed"))
-            }
-            Way::SkipsOlderOrders => {
-                let is_older = self.seen.lock().unwrap().iter().any(|seen| *seen > id);
-                self.seen.lock().unwrap().insert(id);
-                if is_older {
-                    Ok("older".to_owned())
-                } else {
-                    Ok(self.charge_right(order, attempt).await?)
-                }
-            }
-            Way::HangsAfterAnError => match self.charge_right(order, attempt).await {
-                Ok(receipt) => Ok(receipt),
-                Err(_) => std::future::pending().await,
-            },
-            Way::KeepsOneOrderForAll => {
-                *self.before.lock().unwrap() = Some(order.clone());
-                tokio::time::sleep(Duration::from_millis(20)).await;
-                let order = self.before.lock().unwrap().clone().unwrap();
-                Ok(self.charge_right(&order, attempt).await?)
-            }
-            Way::ChargesInPartsWithoutKeys => {
-                self.charge(order, None, "reserve").await?;
-                Ok(self.charge(order, None, "capture").await?)
-            }
-            Way::DoesNotReturnAfterCancel => {
-                let mut charge = std::pin::pin!(self.charge(order, None, ""));
-                tokio::select! {
-                    receipt = &mut charge => Ok(receipt?),
-                    () = attempt.cancelled() => Ok(charge.await?),
-                }
-            }
-            other => unreachable!("{other:?}"),
-        }
-    }
-}
-
-impl Handler for Billing {
-    type Output = String;
-
-    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
-        let order: Value = message.json()?;
-        if self.way == Way::WithKeyOfPosition {
-            let position = message.origin().to_string();
-            return Ok(self.charge(&order, Some(&position), "").await?);
-        }
-        self.handle_order(&order, attempt).await
-    }
-
-    async fn duplicate(&self, message: &Message, _: String) -> Result<(), Failure> {
-        if self.way == Way::ChargesDuplicates {
-            self.charge(&message.json()?, None, "").await?;
-        }
-        Ok(())
-    }
-
-    async fn undecodable_duplicate(&self, message: &Message, _: Bytes, _: BoxError) {
-        if self.way == Way::ChargesDuplicatesThatItCannotRead {
-            drop(self.charge(&message.json().unwrap(), None, "").await);
-        }
-    }
-}
+use billing::{Billing, Way};
 
 fn samples() -> Vec<Value> {
-    let order = |id: u32, currency: &str| {
-        let sent_at = format!("2026-11-23T10:00:{id:02}Z");
-        json!({ "order_id": format!("o-{id:04}"), "amount": 10.5, "currency": currency, "sent_at": sent_at })
-    };
     let mut samples: Vec<Value> = (1..=6).map(|id| order(id, "EUR")).collect();
     // The same order in another currency is another event.
     samples.push(order(6, "USD"));
     samples
+}
+
+fn order(id: u32, currency: &str) -> Value {
+    let sent_at = format!("2026-11-23T10:00:{id:02}Z");
+    json!({ "order_id": format!("o-{id:04}"), "amount": 10.5, "currency": currency, "sent_at": sent_at })
 }
 
 fn number(name: &str) -> Option<u64> {
@@ -260,13 +49,7 @@ fn tried(way: Way, key: Key, seed: u64) -> Verdict {
         .start_paused(true)
         .build()
         .unwrap();
-    let handler = move |bank: Downstream| Billing {
-        way,
-        bank,
-        seen: Mutex::default(),
-        before: Mutex::default(),
-    };
-    let trial = Trial::new(handler)
+    let trial = Trial::new(move |bank| Billing::new(way, bank))
         .key(key)
         .messages(samples())
         .volatile(["sent_at"])
@@ -379,7 +162,8 @@ fn tried_slowly(with_key: bool) -> Verdict {
         .start_paused(true)
         .build()
         .unwrap();
-    let handler = move |bank: Downstream| {
+    let orders = (1..=40).map(|id| json!({ "order_id": format!("o-{id:04}") }));
+    let trial = Trial::new(move |bank: Downstream| {
         move |message: Message, attempt: Attempt| {
             let bank = bank.clone();
             async move {
@@ -395,12 +179,10 @@ fn tried_slowly(with_key: bool) -> Verdict {
                 Ok::<_, Failure>(request.send().await?["receipt"].to_string())
             }
         }
-    };
-    let orders = (1..=40).map(|id| json!({ "order_id": format!("o-{id:04}") }));
-    let trial = Trial::new(handler)
-        .key(Key::json(["order_id"]))
-        .messages(orders)
-        .parallel(4);
+    })
+    .key(Key::json(["order_id"]))
+    .messages(orders)
+    .parallel(4);
     runtime
         .block_on(trial.seed(seed()).for_time(Duration::from_secs(60)).run())
         .unwrap()
@@ -430,13 +212,7 @@ fn faults_that_did_not_begin_are_named_and_too_few_are_no_success() {
         .start_paused(true)
         .build()
         .unwrap();
-    let handler = |bank: Downstream| Billing {
-        way: Way::Right,
-        bank,
-        seen: Mutex::default(),
-        before: Mutex::default(),
-    };
-    let trial = Trial::new(handler)
+    let trial = Trial::new(|bank| Billing::new(Way::Right, bank))
         .key(right_key())
         .messages(samples())
         .volatile(["sent_at"]);
@@ -458,10 +234,9 @@ fn a_handler_that_does_not_know_the_witness_is_an_error() {
         .start_paused(true)
         .build()
         .unwrap();
-    let handler = |_: Downstream| async |_: Message, _: Attempt| Ok::<(), Failure>(());
     let error = runtime
         .block_on(
-            Trial::new(handler)
+            Trial::new(|_| async |_: Message, _: Attempt| Ok::<(), Failure>(()))
                 .key(right_key())
                 .messages(samples())
                 .run(),
@@ -489,20 +264,16 @@ fn a_finding_has_only_the_faults_and_samples_that_it_needs() {
 /// Returns how many findings the rounds of this seed have, how many of them need fewer faults than
 /// their rounds have, and how many need their own sample alone.
 fn shorter_findings(seed: u64) -> (usize, usize, usize) {
-    let (mut several, mut fewer, mut alone) = (0, 0, 0);
+    let mut several = 0;
+    let mut fewer = 0;
+    let mut alone = 0;
     for round in 23..39 {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
             .build()
             .unwrap();
-        let handler = |bank: Downstream| Billing {
-            way: Way::WithoutKey,
-            bank,
-            seen: Mutex::default(),
-            before: Mutex::default(),
-        };
-        let trial = Trial::new(handler)
+        let trial = Trial::new(|bank| Billing::new(Way::WithoutKey, bank))
             .key(right_key())
             .messages(samples())
             .volatile(["sent_at"]);
@@ -529,7 +300,7 @@ fn shorter_findings(seed: u64) -> (usize, usize, usize) {
             alone += usize::from(
                 finding.only_samples == finding.violation.sample.into_iter().collect::<Vec<_>>(),
             );
-            let sent = |event: &Event| {
+            let sent = finding.timeline.iter().filter(|event| {
                 matches!(
                     event.what,
                     What::Produced {
@@ -537,12 +308,8 @@ fn shorter_findings(seed: u64) -> (usize, usize, usize) {
                         ..
                     }
                 )
-            };
-            assert_eq!(
-                finding.timeline.iter().filter(|event| sent(event)).count(),
-                1,
-                "{finding:#?}"
-            );
+            });
+            assert_eq!(sent.count(), 1, "{finding:#?}");
         }
     }
     (several, fewer, alone)
@@ -607,14 +374,16 @@ fn catalogue() -> Vec<(String, Finding)> {
         .iter()
         .map(|(name, way, expected)| (*name, *way, right_key(), *expected));
     let all = handlers.chain(keys.map(|(name, key, expected)| (name, Way::Right, key, expected)));
-    let found = |(name, way, key, expected): (&str, Way, Key, &[Defect])| {
+    all.map(|(name, way, key, expected)| {
         let findings = tried(way, key, SEED).findings;
-        let of = |defect: &Defect| {
-            findings
-                .iter()
-                .find(|finding| finding.violation.defect == *defect)
-        };
-        let finding = expected.iter().find_map(of).cloned();
+        let finding = expected
+            .iter()
+            .find_map(|defect| {
+                findings
+                    .iter()
+                    .find(|finding| finding.violation.defect == *defect)
+            })
+            .cloned();
         let title = name
             .trim_end_matches("_is_found")
             .trim_end_matches("_are_found")
@@ -623,18 +392,16 @@ fn catalogue() -> Vec<(String, Finding)> {
             title,
             finding.unwrap_or_else(|| panic!("{name}: {findings:#?}")),
         )
-    };
-    all.map(found).collect()
+    })
+    .collect()
 }
 
 /// The titles and the sentences of the judge on a page, without the numbers of samples and
 /// repetitions.
 fn sentences(page: &str) -> Vec<String> {
-    let is_sentence = |line: &&str| line.starts_with("<h2>") || line.starts_with("<p><strong>");
-    let without_numbers = |line: &str| line.replace(|c: char| c.is_ascii_digit(), "#");
     page.lines()
-        .filter(is_sentence)
-        .map(without_numbers)
+        .filter(|line| line.starts_with("<h2>") || line.starts_with("<p><strong>"))
+        .map(|line| line.replace(|c: char| c.is_ascii_digit(), "#"))
         .collect()
 }
 

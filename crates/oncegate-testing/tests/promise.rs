@@ -36,7 +36,7 @@ const TOPIC: &str = "orders";
 const ORDERS: usize = 20;
 const LEASE: Duration = Duration::from_millis(500);
 
-/// Each order twice, and one message without a key.
+/// Returns each order twice, and one message without a key.
 fn payloads() -> Vec<String> {
     let orders = (0..ORDERS)
         .chain(0..ORDERS)
@@ -87,11 +87,15 @@ impl Source for Orders {
             );
             return Ok(None);
         }
-        let delivery = |message| Delivery {
-            message,
-            ack_handle: Arc::new(Ack(Arc::clone(&self.unacknowledged))),
-        };
-        Ok(Some(messages.into_iter().map(delivery).collect()))
+        Ok(Some(
+            messages
+                .into_iter()
+                .map(|message| Delivery {
+                    message,
+                    ack_handle: Arc::new(Ack(Arc::clone(&self.unacknowledged))),
+                })
+                .collect(),
+        ))
     }
 
     async fn close(&self, _: Duration) -> Result<(), SourceError> {
@@ -165,7 +169,8 @@ impl Handler for Pay {
 
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<EffectName, Failure> {
         let (key, origin, effect) = self.named(message);
-        let (attempt, fencing_token) = (attempt.number(), attempt.fencing_token());
+        let fencing_token = attempt.fencing_token();
+        let attempt = attempt.number();
         let content = effect.content.clone();
         let begun = Occurrence::Begun {
             key: key.clone(),
@@ -214,39 +219,19 @@ async fn judged(
     let history = Arc::new(History::open(&folder).unwrap());
     let key = Key::json(["order"]);
     let compiled = key.compile(&Scope::new("billing").unwrap()).unwrap();
-    let message = |(offset, payload): (usize, String)| {
-        let origin = Origin::Kafka {
-            topic: TOPIC.into(),
-            partition: 0,
-            offset: i64::try_from(offset).unwrap(),
-        };
-        Message::new(TOPIC, origin, Some(payload.into()))
-    };
-    let messages: VecDeque<Message> = payloads().into_iter().enumerate().map(message).collect();
-    let produced = |message: &Message| {
-        let order: serde_json::Value = message.json().unwrap_or_default();
-        let effect = EffectName::new(order["order"].to_string(), order["amount"].to_string());
-        let key = compiled
-            .derive(message.route(), message)
-            .ok()
-            .map(|key| key.as_str().to_owned());
-        ProducedMessage {
-            origin: message.origin().to_string(),
-            effect,
-            key,
-        }
-    };
-    let produced = messages.iter().map(produced).collect();
+    let messages = messages();
+    let produced = messages
+        .iter()
+        .map(|message| produced(message, &compiled))
+        .collect();
 
     let unacknowledged = Arc::new(tokio::sync::watch::Sender::new(messages.len()));
     let source = Orders {
         left: Mutex::new(messages),
         unacknowledged,
     };
-    let (letters, observer) = (
-        Letters::default(),
-        Arc::new(RecordedObserver::new(Arc::clone(&history))),
-    );
+    let letters = Letters::default();
+    let observer = Arc::new(RecordedObserver::new(Arc::clone(&history)));
     let ledger = Arc::default();
     let handler = Pay {
         key: compiled.clone(),
@@ -288,16 +273,48 @@ async fn judged(
     judge(&evidence)
 }
 
+fn messages() -> VecDeque<Message> {
+    payloads()
+        .into_iter()
+        .enumerate()
+        .map(|(offset, payload)| {
+            let origin = Origin::Kafka {
+                topic: TOPIC.into(),
+                partition: 0,
+                offset: i64::try_from(offset).unwrap(),
+            };
+            Message::new(TOPIC, origin, Some(payload.into()))
+        })
+        .collect()
+}
+
+fn produced(message: &Message, key: &CompiledKey) -> ProducedMessage {
+    let order: serde_json::Value = message.json().unwrap_or_default();
+    let effect = EffectName::new(order["order"].to_string(), order["amount"].to_string());
+    let key = key
+        .derive(message.route(), message)
+        .ok()
+        .map(|key| key.as_str().to_owned());
+    ProducedMessage {
+        origin: message.origin().to_string(),
+        effect,
+        key,
+    }
+}
+
 fn states(memory: &MemoryStore) -> BTreeMap<String, String> {
-    let state = |state: &State| match state {
-        State::Pending { .. } => "pending",
-        State::Released { .. } => "released",
-        State::Completed { .. } => "completed",
-        State::Failed { .. } => "failed",
-    };
-    let records = memory.records().into_iter();
-    records
-        .map(|(key, record)| (key.as_str().to_owned(), state(&record.state).to_owned()))
+    memory
+        .records()
+        .into_iter()
+        .map(|(key, record)| {
+            let state = match record.state {
+                State::Pending { .. } => "pending",
+                State::Released { .. } => "released",
+                State::Completed { .. } => "completed",
+                State::Failed { .. } => "failed",
+            };
+            (key.as_str().to_owned(), state.to_owned())
+        })
         .collect()
 }
 

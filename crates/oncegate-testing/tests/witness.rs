@@ -16,7 +16,7 @@ use oncegate::{Attempt, BoxError, Failure, Handler, Key, Message};
 use oncegate_testing::{Defect, Downstream, Trial, TrialError, Verdict, Witness};
 use serde_json::{Value, json};
 
-/// What a handler does.
+/// The way in which a handler does its work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     Right,
@@ -111,16 +111,14 @@ fn tried(way: Way, seed: u64) -> Result<Verdict, TrialError> {
         .unwrap();
     let tables = Tables::default();
     let of_handlers = tables.clone();
-    let handler = move |bank: Downstream| Ledger {
+    let trial = Trial::new(move |bank: Downstream| Ledger {
         way,
         tables: of_handlers.clone(),
         round: bank.round().to_owned(),
-    };
-    let order = |id: u32| json!({ "order_id": format!("o-{id:04}"), "currency": "EUR" });
-    let trial = Trial::new(handler)
-        .key(Key::json(["order_id"]))
-        .messages((1..=5).map(order))
-        .witness(tables);
+    })
+    .key(Key::json(["order_id"]))
+    .messages((1..=5).map(|id| json!({ "order_id": format!("o-{id:04}"), "currency": "EUR" })))
+    .witness(tables);
     runtime.block_on(trial.seed(seed).run())
 }
 

@@ -44,9 +44,8 @@ impl Bank {
     /// # Errors
     /// When the folder cannot be read.
     pub fn charges(&self) -> Result<BTreeSet<String>, BoxError> {
-        let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
         Ok(fs::read_dir(&self.folder)?
-            .map(|entry| Ok(name(entry?)))
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
             .collect::<Result<_, std::io::Error>>()?)
     }
 }

@@ -11,16 +11,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::crew::Progress;
 
-/// One line.
+/// A line of the ledger.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Entry {
     /// The order.
     pub order: String,
     /// The idempotency key of the charge that the bank was asked for, or that a duplicate got back.
     pub charge: String,
-    /// Whether the bank was asked for a charge; otherwise a duplicate was answered.
+    /// `true` if the bank was asked for a charge; otherwise a duplicate was answered.
     pub asked: bool,
-    /// Whether an earlier attempt had crashed.
+    /// `true` if an earlier attempt had crashed.
     pub recovered: bool,
     /// The process that wrote the line.
     pub pid: u32,
@@ -135,7 +135,7 @@ impl Ledger {
     }
 }
 
-/// Whether a line is whole: a killed process may have left it half written.
+/// Returns whether a line is whole: a killed process may have left it half written.
 fn is_whole(line: &str) -> bool {
     line.ends_with('}')
 }

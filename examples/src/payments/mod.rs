@@ -33,42 +33,44 @@ impl Payments {
     pub fn new(messages: u32, seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let mut orders: Vec<(String, u32)> = Vec::new();
-        let mut payload = |n: u32| {
+        let mut payloads = Vec::new();
+        for n in 0..messages {
             let again = if rng.u32(..3) == 0 {
                 rng.choice(&orders)
             } else {
                 None
             };
-            if let Some((order, amount)) = again {
-                return format!(
+            payloads.push(if let Some((order, amount)) = again {
+                format!(
                     r#"{{"sent_at":{n},"amount":{amount}.0,"message_id":"m-{n}","order_id":"{order}"}}"#
-                );
-            }
-            let (order, amount) = (format!("order-{}", orders.len()), rng.u32(1..1_000));
-            orders.push((order.clone(), amount));
-            format!(
-                r#"{{"message_id":"m-{n}","order_id":"{order}","amount":{amount},"sent_at":{n}}}"#
-            )
-        };
-        let payloads = (0..messages).map(&mut payload).collect();
+                )
+            } else {
+                let order = format!("order-{}", orders.len());
+                let amount = rng.u32(1..1_000);
+                orders.push((order.clone(), amount));
+                format!(
+                    r#"{{"message_id":"m-{n}","order_id":"{order}","amount":{amount},"sent_at":{n}}}"#
+                )
+            });
+        }
         Self {
             payloads,
             orders: orders.into_iter().map(|(order, _)| order).collect(),
         }
     }
 
-    /// How many messages.
+    /// The number of messages.
     pub fn messages(&self) -> u64 {
         self.payloads.len() as u64
     }
 
-    /// How many payments they are about.
+    /// The number of payments that they are about.
     pub fn distinct(&self) -> u64 {
         self.orders.len() as u64
     }
 }
 
-/// Where a program keeps its records: in this Redis, or else in an SQLite file in `folder`.
+/// The place of a program's records: this Redis, or else an SQLite file in `folder`.
 pub fn store_place(redis: Option<&str>, folder: &Path) -> String {
     redis.map_or_else(
         || folder.join("records.sqlite").display().to_string(),
@@ -76,7 +78,7 @@ pub fn store_place(redis: Option<&str>, folder: &Path) -> String {
     )
 }
 
-/// Where a program's bank is: a folder in `folder`, which all of its workers share.
+/// The place of a program's bank: a folder in `folder`, which all of its workers share.
 pub fn bank_place(folder: &Path) -> PathBuf {
     folder.join("bank")
 }
@@ -86,8 +88,9 @@ pub fn bank_place(folder: &Path) -> PathBuf {
 /// # Errors
 /// When it cannot be opened.
 pub async fn open_store(place: &str) -> Result<Arc<dyn Store>, BoxError> {
-    Ok(match place.starts_with("redis://") {
-        true => Arc::new(RedisStore::connect(place).await?),
-        false => Arc::new(SqliteStore::open(place).await?),
-    })
+    if place.starts_with("redis://") {
+        Ok(Arc::new(RedisStore::connect(place).await?))
+    } else {
+        Ok(Arc::new(SqliteStore::open(place).await?))
+    }
 }

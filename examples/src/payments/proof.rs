@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{Entry, Payments};
 
-/// What happened, in numbers.
+/// The proof, in numbers.
 #[derive(Debug, Serialize)]
 pub struct Proof {
     schema: &'static str,
@@ -42,12 +42,6 @@ impl Proof {
             .iter()
             .for_each(|request| by_order.entry(&request.order).or_default().push(request));
         let twice = by_order.values().filter(|requests| requests.len() > 1);
-        let explained = |requests: &&Vec<&Entry>| {
-            let by_killed = requests
-                .iter()
-                .any(|request| request.pid == killed && !request.recovered);
-            requests.len() == 2 && by_killed && requests.iter().any(|request| request.recovered)
-        };
         // Replayed requests are counted too: one of them may have a key that the bank did not know.
         let charges: BTreeSet<(&str, &str)> = (first.iter().chain(replay))
             .filter(|entry| entry.asked && bank.contains(&entry.charge))
@@ -61,8 +55,6 @@ impl Proof {
             .orders
             .iter()
             .filter(|order| !per_order.contains_key(order.as_str()));
-        let answers =
-            |entries: &'_ [Entry]| entries.iter().filter(|entry| !entry.asked).count() as u64;
         let wrong = first
             .iter()
             .chain(replay)
@@ -77,7 +69,16 @@ impl Proof {
             recoveries: requests.iter().filter(|request| request.recovered).count() as u64,
             lost: lost.count() as u64,
             asked_for_twice: twice.clone().count() as u64,
-            asked_for_twice_explained_by_the_kill: twice.filter(explained).count() as u64,
+            asked_for_twice_explained_by_the_kill: twice
+                .filter(|requests| {
+                    let by_killed = requests
+                        .iter()
+                        .any(|request| request.pid == killed && !request.recovered);
+                    requests.len() == 2
+                        && by_killed
+                        && requests.iter().any(|request| request.recovered)
+                })
+                .count() as u64,
             charged_twice: per_order.values().filter(|charges| **charges > 1).count() as u64,
             wrong_answers: wrong.count() as u64,
             replay_charges_asked_for: replay.iter().filter(|entry| entry.asked).count() as u64,
@@ -85,8 +86,8 @@ impl Proof {
         }
     }
 
-    /// Whether nothing was lost, nothing charged twice, nothing asked for twice without the kill,
-    /// and nothing asked for by the replay.
+    /// Returns whether nothing was lost, nothing charged twice, nothing asked for twice without the
+    /// kill, and nothing asked for by the replay.
     pub fn holds(&self) -> bool {
         self.lost == 0
             && self.charged_twice == 0
@@ -95,6 +96,11 @@ impl Proof {
             && self.replay_charges_asked_for == 0
             && self.replay_answered >= self.messages
     }
+}
+
+/// The number of duplicates that were answered from the store.
+fn answers(entries: &[Entry]) -> u64 {
+    entries.iter().filter(|entry| !entry.asked).count() as u64
 }
 
 impl fmt::Display for Proof {
@@ -144,13 +150,11 @@ impl fmt::Display for Proof {
             ),
         ];
         for (name, count, note) in rows {
-            match name.starts_with("first pass") || name.starts_with("replay of") {
-                true => writeln!(f, "\n  {name}")?,
-                false => writeln!(
-                    f,
-                    "{}",
-                    format!("    {name:36} {count:>8}   {note}").trim_end()
-                )?,
+            if name.starts_with("first pass") || name.starts_with("replay of") {
+                writeln!(f, "\n  {name}")?;
+            } else {
+                let line = format!("    {name:36} {count:>8}   {note}");
+                writeln!(f, "{}", line.trim_end())?;
             }
         }
         let verdict = if self.holds() {
@@ -166,6 +170,13 @@ impl fmt::Display for Proof {
 mod tests {
     use super::*;
 
+    fn without_counts(text: &str) -> String {
+        text.split_whitespace()
+            .filter(|word| word.parse::<u64>().is_err())
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+
     #[test]
     #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
     fn the_readme_shows_this_table() {
@@ -179,12 +190,6 @@ mod tests {
             .find(|block| block.contains("charges asked for"))
             .unwrap();
         // The counts differ from run to run, the lines do not.
-        let without_counts = |text: &str| -> String {
-            text.split_whitespace()
-                .filter(|word| word.parse::<u64>().is_err())
-                .collect::<Vec<_>>()
-                .join(" ")
-        };
         let proof = Proof::new(&Payments::new(0, 7), 0, &BTreeSet::new(), &[], &[]);
         assert_eq!(without_counts(shown), without_counts(&proof.to_string()));
     }

@@ -247,7 +247,7 @@ async fn a_panic_is_a_failed_attempt() {
 }
 
 /// Two consumers of one scope: the one without the lease must not get it while the handler runs.
-async fn nobody_takes_over(handler: impl Handler + Clone, runs: Arc<AtomicU64>) {
+async fn no_other_takes_over(handler: impl Handler + Clone, runs: Arc<AtomicU64>) {
     let stage = Stage::with(numbered(1)).await;
     let one = stage.start(handler.clone()).await;
     let two = stage.start(handler).await;
@@ -275,7 +275,7 @@ async fn a_handler_that_takes_longer_than_the_lease_keeps_it() {
             Ok(())
         }
     };
-    nobody_takes_over(handler, runs).await;
+    no_other_takes_over(handler, runs).await;
 }
 
 // invariant: lease-lost-to-handler
@@ -291,7 +291,7 @@ async fn a_handler_that_blocks_its_thread_keeps_its_lease() {
             Ok(())
         }
     };
-    nobody_takes_over(handler, runs).await;
+    no_other_takes_over(handler, runs).await;
 }
 
 // invariant: commit-past-unfinished

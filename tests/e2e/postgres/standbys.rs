@@ -34,7 +34,7 @@ const WAITING: &str = "SELECT pid, query_start::text FROM pg_stat_activity WHERE
 const COMMIT: &str = "SELECT pg_logical_emit_message(true, 'test', ''::text)";
 
 /// From now on commits wait for a standby that there is not.
-async fn wait_for_nobody(server: &Postgres, client: &Client) {
+async fn wait_for_no_standby(server: &Postgres, client: &Client) {
     set_standby(client, "absent").await;
     // Another process of the server makes it so.
     let start = Instant::now();
@@ -148,7 +148,7 @@ async fn a_completion_whose_wait_was_cut_short_is_not_answered_before_a_standby_
             1,
             &apply(&*store, &key, claim(owner)).await.unwrap()
         ));
-        wait_for_nobody(&server, &client).await;
+        wait_for_no_standby(&server, &client).await;
         let call = completing(&store, &key, owner);
         let (pid, began) = waiting(&client, None, &call).await;
         client
@@ -177,7 +177,7 @@ async fn what_is_found_settled_is_not_answered_before_a_standby_has_it() {
         HELD
     );
     for question in ["read", "claim", "repeat"] {
-        wait_for_nobody(&server, &client).await;
+        wait_for_no_standby(&server, &client).await;
         // A new session knows the server's new settings; one that was open may learn them a little
         // later.
         let store = PostgresStore::builder(server.url())
@@ -276,7 +276,7 @@ async fn cut_twice(
             .await
     });
     pay.begun.notified().await;
-    wait_for_nobody(server, &client).await;
+    wait_for_no_standby(server, &client).await;
     pay.may_end.notify_one();
     let mut earlier = None;
     for _ in 0..2 {

@@ -1,29 +1,25 @@
 //! Derives the key of a message.
 
 use std::borrow::Cow;
-use std::cell::Cell;
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::ops::Range;
 
 use super::custom::CustomKey;
-use super::encode::{self, Child, Writer};
+use super::encode::{self, Writer};
 use super::error::{KeyError, KeySpecError};
 use super::explain::Explanation;
-use super::format::{DocumentPlace, PrepareError, SharedFormat, Wanted, foreign_form};
+use super::format::{DocumentPlace, PrepareError, SharedFormat, Wanted};
 use super::input::{HeaderValue, KeySource};
-use super::json::Document;
 use super::normalise::Normaliser;
 use super::parts::{self, Composed, Reading};
 use super::path::{Node, Path};
 use super::routes::Routes;
+use super::scratch::{Scanning, Scratch, with_scratch, within};
 use super::store_key::{Digest, Scope, StoreKey};
 use super::{Domain, Field, KEY_FORMAT, Key, MAX_NAME_BYTES, Source, TenantSource};
 
 /// The BLAKE3 context: separates hashes of keys from all other hashes.
 const CONTEXT: &str = "oncegate 2026-11-21 idempotency key v1";
-
-/// Buffers with more entries than this are freed after a message.
-const KEEP: usize = 16 * 1024;
 
 /// A checked key specification that derives keys from messages. Cheap to share behind a reference
 /// or an `Arc`.
@@ -65,91 +61,6 @@ struct FieldPlan {
 enum Tenant {
     Json { field: FieldPlan, target: usize },
     Header(String),
-}
-
-/// The buffers of one derivation. They are kept per thread, so that a message allocates only the
-/// text of its key.
-#[derive(Debug, Default)]
-pub(super) struct Scratch {
-    pub(super) doc: Document,
-    pub(super) order: Vec<Child>,
-    pub(super) out: Vec<u8>,
-    /// The document that a format has written.
-    pub(super) text: Vec<u8>,
-}
-
-impl Scratch {
-    /// Makes the document of a message and scans it. Returns the document if it is a part of the
-    /// message; otherwise it is `text`.
-    pub(super) fn scan<'m>(
-        &mut self,
-        message: &'m dyn KeySource,
-        payload: &'m [u8],
-        reading: Scanning<'_>,
-    ) -> Result<Option<&'m [u8]>, KeyError> {
-        let Scanning {
-            format,
-            wanted,
-            targets,
-            whole,
-            limit,
-        } = reading;
-        let Some(SharedFormat(format)) = format else {
-            if let Some(what) = foreign_form(payload) {
-                return Err(KeyError::Framed { what });
-            }
-            self.doc.scan(payload, wanted, targets, whole)?;
-            return Ok(Some(payload));
-        };
-        self.text.clear();
-        let parts = if whole {
-            Wanted::all()
-        } else {
-            Wanted::of(wanted)
-        };
-        match format.document(message, parts, limit, &mut self.text)? {
-            DocumentPlace::Borrowed(document) => {
-                self.doc.scan(document, wanted, targets, whole)?;
-                Ok(Some(document))
-            }
-            DocumentPlace::Written => {
-                within("document", self.text.len(), limit)?;
-                self.doc.scan(&self.text, wanted, targets, whole)?;
-                Ok(None)
-            }
-        }
-    }
-}
-
-/// What is read of a document.
-#[derive(Clone, Copy)]
-pub(super) struct Scanning<'a> {
-    pub(super) format: Option<&'a SharedFormat>,
-    pub(super) wanted: &'a Node,
-    pub(super) targets: usize,
-    pub(super) whole: bool,
-    /// The most bytes of the document.
-    pub(super) limit: usize,
-}
-
-thread_local! {
-    /// Taken while in use. A custom key function that derives another key finds the slot empty and
-    /// creates new buffers.
-    static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
-}
-
-/// Runs `work` with the buffers of this thread. `out` is empty.
-pub(super) fn with_scratch<T>(work: impl FnOnce(&mut Scratch) -> T) -> T {
-    let mut scratch = SCRATCH.take().unwrap_or_default();
-    scratch.out.clear();
-    scratch.order.clear();
-    let result = work(&mut scratch);
-    scratch.doc.shrink(KEEP);
-    scratch.order.shrink_to(KEEP);
-    scratch.out.shrink_to(KEEP);
-    scratch.text.shrink_to(KEEP);
-    SCRATCH.set(Some(scratch));
-    result
 }
 
 impl Key {
@@ -293,7 +204,7 @@ impl CompiledKey {
         })
     }
 
-    /// Whether the key has a [format](Key::format), so that messages must be
+    /// Returns whether the key has a [format](Key::format), so that messages must be
     /// [prepared](Self::prepare).
     #[must_use]
     pub fn has_format(&self) -> bool {
@@ -548,18 +459,7 @@ impl CompiledKey {
     }
 }
 
-pub(super) fn within(what: &str, bytes: usize, limit: usize) -> Result<(), KeyError> {
-    if bytes > limit {
-        return Err(KeyError::TooLarge {
-            what: what.to_owned(),
-            bytes,
-            limit,
-        });
-    }
-    Ok(())
-}
-
-/// Where the scanned document is.
+/// The place of the scanned document.
 enum Scanned<'m> {
     Nothing,
     InMessage(&'m [u8]),

@@ -119,7 +119,7 @@ pub(super) struct Writer<'a> {
     /// The pending members or elements of all open arrays and objects. The buffer is reused.
     pub(super) order: &'a mut Vec<Child>,
     pub(super) out: &'a mut Vec<u8>,
-    /// Whether a value was written that can distinguish messages: a number, a boolean or a
+    /// `true` once a value was written that can distinguish messages: a number, a boolean or a
     /// non-blank string.
     pub(super) substance: bool,
 }

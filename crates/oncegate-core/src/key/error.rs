@@ -5,7 +5,7 @@
 
 use super::normalise::Normaliser;
 
-/// Why no key (or fingerprint) could be made from a message.
+/// The reason why no key (or fingerprint) could be made from a message.
 ///
 /// Every variant but [`NotPrepared`](Self::NotPrepared) is permanent for the message: it becomes a
 /// dead letter. It is neither processed without a gate nor given a constant key.
@@ -59,7 +59,7 @@ pub enum KeyError {
     MalformedJson {
         /// The position of the error, in bytes from the start of the payload.
         offset: usize,
-        /// What is wrong at this position.
+        /// The fault at this position.
         what: &'static str,
     },
     /// An object of the payload repeats a name. Names are compared after their escapes are
@@ -89,10 +89,10 @@ pub enum KeyError {
         "{what} has {bytes} bytes, over the limit of {limit}; raise `max_payload_bytes` of the key, or make it smaller"
     )]
     TooLarge {
-        /// What is too large: `payload`, `header x`, `message key`, `message id`, `route`, `custom
-        /// key`.
+        /// The part that is too large: `payload`, `header x`, `message key`, `message id`, `route`,
+        /// `custom key`.
         what: String,
-        /// Its size in bytes.
+        /// The size in bytes.
         bytes: usize,
         /// The limit in bytes.
         limit: usize,
@@ -115,7 +115,7 @@ pub enum KeyError {
         path: String,
         /// `json`, `base64` or `gzip`.
         decoder: &'static str,
-        /// What is wrong. Constant text, so it contains no payload data.
+        /// The fault. Constant text, so it contains no payload data.
         what: &'static str,
     },
     /// The payload is not what the format says.
@@ -127,13 +127,13 @@ pub enum KeyError {
         format: &'static str,
         /// The position of the error, in bytes from the start of the payload.
         offset: usize,
-        /// What is wrong. Constant text, so it contains no payload data.
+        /// The fault. Constant text, so it contains no payload data.
         what: &'static str,
     },
     /// The payload carries its document in a form that no format is set for.
     #[error("payload has another form than JSON: {what}")]
     Framed {
-        /// What it is, and what to set.
+        /// The fault, and the setting to change.
         what: &'static str,
     },
     /// The payload could not be decompressed or decoded.
@@ -143,7 +143,7 @@ pub enum KeyError {
     BadEncoding {
         /// `gzip`, `zstd` or `base64`, or the name of the header that names another.
         encoding: &'static str,
-        /// What is wrong. Constant text, so it contains no payload data.
+        /// The fault. Constant text, so it contains no payload data.
         what: &'static str,
     },
     /// The schema that the payload names does not exist.
@@ -159,11 +159,11 @@ pub enum KeyError {
     UnusableSchema {
         /// The schema's id.
         schema: String,
-        /// What is wrong with it. A schema contains no payload data.
+        /// The fault in the schema. A schema contains no payload data.
         why: String,
     },
-    /// What the format needs has not been got. It says nothing about the message: prepare it, and
-    /// derive the key again.
+    /// The format still lacks what it needs, such as a schema. The message is not at fault: prepare
+    /// it, and derive the key again.
     #[error("the schema of the payload has not been fetched yet")]
     NotPrepared,
     /// No case of the key takes the message.
@@ -174,7 +174,7 @@ pub enum KeyError {
         "payload has a number at byte {offset} whose exponent has more than 18 digits; correct the producer"
     )]
     ExponentTooLarge {
-        /// Where the number starts, in bytes from the start of the payload.
+        /// The start of the number, in bytes from the start of the payload.
         offset: usize,
     },
     /// The message has no payload (a Kafka tombstone), and the key is made from the payload.
@@ -206,7 +206,7 @@ pub enum KeyError {
     /// can be relied on.
     #[error("the message is not what its source expects: {what}")]
     BadInput {
-        /// What was expected. Constant text, so it contains no payload data.
+        /// The expected value. Constant text, so it contains no payload data.
         what: &'static str,
     },
     /// A custom key function returned an error.
@@ -254,8 +254,8 @@ impl KeyError {
     }
 }
 
-/// Why a key specification, a scope or a store key is refused. Reported at start-up, before any
-/// message is received.
+/// The reason why a key specification, a scope or a store key is refused. Reported at start-up,
+/// before any message is received.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeySpecError {
@@ -304,7 +304,7 @@ pub enum KeySpecError {
     /// The specification has more than [`MAX_PATHS`](super::MAX_PATHS) paths.
     #[error("{count} paths are over the limit of {limit}; use `payload` with exceptions instead")]
     TooManyPaths {
-        /// How many were given.
+        /// The number of sources that were given.
         count: usize,
         /// The limit.
         limit: usize,
@@ -314,13 +314,13 @@ pub enum KeySpecError {
     BadDecoder {
         /// The path as it was given.
         path: String,
-        /// What is wrong.
+        /// The fault.
         problem: &'static str,
     },
     /// The cases of a key cannot stand like this.
     #[error("the cases of the key: {problem}")]
     BadCases {
-        /// What is wrong.
+        /// The fault.
         problem: &'static str,
     },
     /// `.except(…)` was called on a key that is not made from the whole payload.
@@ -335,7 +335,7 @@ pub enum KeySpecError {
         path: String,
         /// The normaliser that cannot be used here.
         normaliser: Normaliser,
-        /// What is wrong.
+        /// The fault.
         problem: &'static str,
     },
     /// There is no normaliser of this name.

@@ -6,13 +6,14 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::derive::{ByRef, Scanning, Scratch, with_scratch, within};
+use super::derive::ByRef;
 use super::encode::{self, Writer};
 use super::error::{KeyError, KeySpecError};
 use super::format::{PrepareError, SharedFormat};
 use super::input::KeySource;
 use super::parts::plain_paths;
 use super::path::{self, Node, Path};
+use super::scratch::{Scanning, Scratch, with_scratch, within};
 use super::spec::canonical_paths;
 use super::{KEY_FORMAT, Key, Source, TenantSource};
 

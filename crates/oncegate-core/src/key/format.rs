@@ -44,7 +44,7 @@ pub trait Format: Send + Sync + fmt::Debug {
     ) -> Result<(), PrepareError>;
 }
 
-/// Where a format has put the document.
+/// The place where a format has put the document.
 #[derive(Clone, Copy)]
 pub enum DocumentPlace<'m> {
     /// A part of the message is the document.
@@ -62,11 +62,12 @@ impl fmt::Debug for DocumentPlace<'_> {
     }
 }
 
-/// What a format needs from elsewhere does not come now: an outage, and nothing about the message.
+/// The error of a format that cannot get now what it needs from elsewhere: an outage, not a fault
+/// of the message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub struct PrepareError {
-    /// What does not answer, and why.
+    /// The thing that does not answer, and why.
     pub what: String,
 }
 
@@ -85,13 +86,13 @@ impl<'a> Wanted<'a> {
         Self(node.target.is_none().then_some(node))
     }
 
-    /// Whether all of this value is wanted.
+    /// Returns whether all of this value is wanted.
     #[must_use]
     pub fn is_all(self) -> bool {
         self.0.is_none()
     }
 
-    /// What is wanted of a member of this object; `None` for nothing.
+    /// Returns the wanted part of a member of this object; `None` for nothing.
     #[must_use]
     pub fn member(self, name: &[u8]) -> Option<Self> {
         match self.0 {
@@ -100,7 +101,7 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// What is wanted of an element of this array; `None` for nothing.
+    /// Returns the wanted part of an element of this array; `None` for nothing.
     #[must_use]
     pub fn element(self, index: usize) -> Option<Self> {
         match self.0 {
@@ -109,7 +110,7 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// How many elements of this array are needed, from its beginning.
+    /// The number of elements of this array that are needed, from its beginning.
     #[must_use]
     pub fn elements(self) -> usize {
         self.0.map_or(usize::MAX, Node::elements_wanted)

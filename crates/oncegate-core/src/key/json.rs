@@ -7,6 +7,13 @@
 //! array or object (or of the whole document, when the key is the payload) is recorded on a flat
 //! tape, from which `encode` writes it in canonical order.
 
+mod document;
+mod text;
+
+pub(super) use self::document::{Document, Kind, Span, Value};
+use self::document::{Entry, NO_NAME, Name, short};
+use self::text::unicode_escape;
+pub(super) use self::text::{plain_bytes, unescape};
 use super::MAX_DEPTH;
 use super::error::KeyError;
 use super::path::Node;
@@ -17,93 +24,6 @@ const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 /// Up to this many names, an object is searched linearly. With more names, they are sorted once, at
 /// its end.
 const LINEAR_NAMES: usize = 16;
-
-/// A range of the payload. Payloads are at most 1 GiB, so 32 bits are enough.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span {
-    pub(super) start: u32,
-    pub(super) end: u32,
-}
-
-impl Span {
-    fn new(start: usize, end: usize) -> Self {
-        Self {
-            start: short(start),
-            end: short(end),
-        }
-    }
-
-    /// The bytes of this span in the text that it was made for.
-    #[inline]
-    pub(super) fn of(self, text: &[u8]) -> &[u8] {
-        text.get(self.start as usize..self.end as usize)
-            .expect("a span is used with the text it was made for")
-    }
-}
-
-fn short(at: usize) -> u32 {
-    u32::try_from(at).expect("a payload has at most 1 GiB")
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Null,
-    False,
-    True,
-    Number,
-    /// The span is the text between the quotes, without escapes.
-    Text,
-    /// The span is the text between the quotes, with escapes.
-    EscapedText,
-    Array,
-    Object,
-}
-
-/// A wanted value.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Value {
-    pub(super) kind: Kind,
-    pub(super) span: Span,
-    /// The position of an array or object on the tape.
-    pub(super) tape: usize,
-}
-
-/// A value on the tape. The content of an array or object follows it, up to `next`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
-    pub(super) kind: Kind,
-    pub(super) span: Span,
-    pub(super) next: usize,
-    pub(super) name: Name,
-}
-
-/// The name of a member: a span of the payload, or of the arena when it had escapes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Name {
-    span: Span,
-    unescaped: bool,
-    /// The position in the payload.
-    at: u32,
-}
-
-const NO_NAME: Name = Name {
-    span: Span { start: 0, end: 0 },
-    unescaped: false,
-    at: 0,
-};
-
-/// The result of a scan. The buffers are reused from message to message, so that a scan allocates
-/// nothing.
-#[derive(Debug, Default)]
-pub(super) struct Document {
-    /// The values found, by target of the path tree.
-    pub(super) found: Vec<Option<Value>>,
-    pub(super) tape: Vec<Entry>,
-    /// Names that had escapes, unescaped.
-    arena: Vec<u8>,
-    /// The names of all open objects, the innermost last.
-    names: Vec<Name>,
-}
 
 impl Document {
     /// Validates `payload` and records the values that `wanted` names. With `whole`, records the
@@ -154,29 +74,6 @@ impl Document {
             return Err(scanner.malformed("something follows the document"));
         }
         Ok(())
-    }
-
-    /// The document itself, after a scan with `whole`.
-    pub(super) fn root(&self) -> Option<Value> {
-        self.tape.first().map(|root| Value {
-            kind: root.kind,
-            span: root.span,
-            tape: 0,
-        })
-    }
-
-    /// The unescaped bytes of a member's name.
-    #[inline]
-    pub(super) fn name<'a>(&'a self, name: Name, payload: &'a [u8]) -> &'a [u8] {
-        name.span
-            .of(if name.unescaped { &self.arena } else { payload })
-    }
-
-    /// Frees memory after an unusually large message.
-    pub(super) fn shrink(&mut self, keep: usize) {
-        self.tape.shrink_to(keep);
-        self.arena.shrink_to(keep);
-        self.names.shrink_to(keep);
     }
 }
 
@@ -245,6 +142,7 @@ impl Scanner<'_> {
         };
         self.recording |= target.is_some();
         if self.recording {
+            // The end is not known yet: the entry gets its span and its successor below.
             self.doc.tape.push(Entry {
                 kind,
                 span: Span::new(start, start),
@@ -377,14 +275,11 @@ impl Scanner<'_> {
         let Document { names, arena, .. } = &mut *self.doc;
         let names_here = names.get_mut(first..).unwrap_or_default();
         if names_here.len() > LINEAR_NAMES {
-            let bytes = |name: &Name| {
-                name.span
-                    .of(if name.unescaped { arena } else { self.bytes })
-            };
-            names_here.sort_unstable_by(|a, b| bytes(a).cmp(bytes(b)));
+            let payload = self.bytes;
+            names_here.sort_unstable_by(|a, b| a.of(arena, payload).cmp(b.of(arena, payload)));
             for pair in names_here.windows(2) {
                 if let [a, b] = pair
-                    && bytes(a) == bytes(b)
+                    && a.of(arena, payload) == b.of(arena, payload)
                 {
                     return Err(KeyError::DuplicateJsonKey {
                         offset: a.at.max(b.at) as usize,
@@ -518,80 +413,4 @@ impl Scanner<'_> {
             what,
         }
     }
-}
-
-/// Counts the leading bytes that are neither a quote, a backslash nor a control character. Reads
-/// eight at a time.
-#[inline]
-pub(super) fn plain_bytes(text: &[u8]) -> usize {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    const HIGH: u64 = 0x8080_8080_8080_8080;
-    let zero_bytes = |word: u64| word.wrapping_sub(ONES) & !word & HIGH;
-    let (words, rest) = text.as_chunks::<8>();
-    for (index, word) in words.iter().enumerate() {
-        let word = u64::from_le_bytes(*word);
-        let control = word.wrapping_sub(ONES * 0x20) & !word & HIGH;
-        let special = zero_bytes(word ^ (ONES * 0x22)) | zero_bytes(word ^ (ONES * 0x5C)) | control;
-        if special != 0 {
-            return index * 8 + special.trailing_zeros() as usize / 8;
-        }
-    }
-    let plain = rest
-        .iter()
-        .position(|b| matches!(b, b'"' | b'\\' | 0..=0x1F))
-        .unwrap_or(rest.len());
-    text.len() - rest.len() + plain
-}
-
-/// Decodes `\uXXXX` or a surrogate pair `\uXXXX\uXXXX`. Returns the character and the length of the
-/// escape in bytes; `None` for a lone surrogate or invalid hex digits.
-fn unicode_escape(text: &[u8]) -> Option<(char, usize)> {
-    let first = hex4(text)?;
-    if !(0xD800..0xE000).contains(&first) {
-        return char::from_u32(first).map(|c| (c, 6));
-    }
-    let second = hex4(text.get(6..)?)?;
-    if first >= 0xDC00 || !(0xDC00..0xE000).contains(&second) {
-        return None;
-    }
-    char::from_u32(0x1_0000 + ((first - 0xD800) << 10) + (second - 0xDC00)).map(|c| (c, 12))
-}
-
-fn hex4(text: &[u8]) -> Option<u32> {
-    let [b'\\', b'u', digits @ ..] = text.get(..6)? else {
-        return None;
-    };
-    digits.iter().try_fold(0, |value, digit| {
-        Some(value << 4 | char::from(*digit).to_digit(16)?)
-    })
-}
-
-/// Appends the unescaped text of a string that the scanner has accepted.
-pub(super) fn unescape(mut text: &[u8], out: &mut Vec<u8>) {
-    while let Some(plain) = text.iter().position(|b| *b == b'\\') {
-        let (before, escape) = text.split_at(plain);
-        out.extend_from_slice(before);
-        let len = match escape {
-            [_, b'u', ..] => {
-                let (c, len) =
-                    unicode_escape(escape).expect("the scanner has accepted this escape");
-                out.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
-                len
-            }
-            [_, c, ..] => {
-                out.push(match c {
-                    b'b' => 0x08,
-                    b'f' => 0x0C,
-                    b'n' => b'\n',
-                    b'r' => b'\r',
-                    b't' => b'\t',
-                    c => *c,
-                });
-                2
-            }
-            _ => escape.len(),
-        };
-        text = escape.get(len..).unwrap_or_default();
-    }
-    out.extend_from_slice(text);
 }

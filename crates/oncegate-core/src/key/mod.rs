@@ -56,6 +56,7 @@ mod number;
 mod parts;
 mod path;
 mod routes;
+mod scratch;
 mod spec;
 mod store_key;
 pub mod vectors;
@@ -138,7 +139,7 @@ pub struct Key {
     routes: Routes,
 }
 
-/// What a key is for. Keys of two domains are never equal.
+/// The purpose of a key. Keys of two domains are never equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Domain {
@@ -211,7 +212,8 @@ impl Key {
     ///     Ok(())
     /// });
     /// let key = key.compile(&Scope::new("billing")?)?;
-    /// let (one, two) = (KeyInput::payload(b"7,x"), KeyInput::payload(b"7,y"));
+    /// let one = KeyInput::payload(b"7,x");
+    /// let two = KeyInput::payload(b"7,y");
     /// assert_eq!(key.derive("orders", &one)?, key.derive("orders", &two)?);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -311,7 +313,8 @@ impl Key {
     /// ```
     /// use oncegate_core::key::{Key, KeyInput, Scope};
     ///
-    /// let (scope, order) = (Scope::new("billing")?, KeyInput::payload(r#"{"order_id":7}"#));
+    /// let scope = Scope::new("billing")?;
+    /// let order = KeyInput::payload(r#"{"order_id":7}"#);
     /// let before = Key::json(["order_id"]).compile(&scope)?;
     /// let mirrored = Key::json(["order_id"]).route("orders").compile(&scope)?;
     /// assert_eq!(mirrored.derive("eu.orders", &order)?, before.derive("orders", &order)?);
@@ -331,8 +334,8 @@ impl Key {
         self
     }
 
-    /// Whether every key depends on the payload. If so, a message without a payload (a Kafka
-    /// tombstone) always gives [`KeyError::NoPayload`].
+    /// Returns whether every key depends on the payload. If so, a message without a payload (a
+    /// Kafka tombstone) always gives [`KeyError::NoPayload`].
     #[must_use]
     pub fn needs_payload(&self) -> bool {
         let source = match &self.source {
@@ -344,7 +347,7 @@ impl Key {
         source || matches!(self.tenant, Some(TenantSource::Json(_)))
     }
 
-    /// Whether a key may depend on the payload.
+    /// Returns whether a key may depend on the payload.
     #[must_use]
     pub fn reads_payload(&self) -> bool {
         let source = match &self.source {
@@ -356,7 +359,7 @@ impl Key {
         source || self.needs_payload()
     }
 
-    /// Whether the tenant is a part of the key.
+    /// Returns whether the tenant is a part of the key.
     #[must_use]
     pub fn has_tenant(&self) -> bool {
         self.tenant.is_some()
@@ -458,7 +461,7 @@ impl From<String> for Field {
     }
 }
 
-/// Where the tenant of a message is found.
+/// The source of a message's tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]

@@ -117,13 +117,14 @@ impl From<Normaliser> for String {
 }
 
 impl Normaliser {
-    /// Whether this must be the last normaliser of a field, because its result is not a string.
+    /// Returns whether this must be the last normaliser of a field, because its result is not a
+    /// string.
     pub(super) fn is_final(self) -> bool {
         matches!(self, Self::Decimal | Self::Timestamp(_) | Self::Unordered)
     }
 
-    /// Whether this normaliser takes a value of this kind, which is no string. A number already is
-    /// its exact decimal.
+    /// Returns whether this normaliser takes a value of this kind, which is no string. A number
+    /// already is its exact decimal.
     pub(super) fn fits(self, kind: Kind) -> bool {
         match self {
             Self::Decimal => kind == Kind::Number,

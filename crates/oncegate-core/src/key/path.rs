@@ -46,6 +46,7 @@ impl Path {
                             path: whole.to_owned(),
                         });
                     }
+                    // Reserved: a meaning that `*` gets later must not change a key.
                     if part == "*" && !escaped {
                         return Err(KeySpecError::Wildcard {
                             path: whole.to_owned(),
@@ -195,7 +196,7 @@ impl Node {
         self.children.get(at).map(|(_, child)| child)
     }
 
-    /// How many elements of an array the paths reach, from its beginning.
+    /// The number of elements of an array that the paths reach, from its beginning.
     pub(super) fn elements_wanted(&self) -> usize {
         self.elements
             .last()

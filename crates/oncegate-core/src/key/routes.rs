@@ -27,7 +27,7 @@ impl Routes {
             .map_or(route, String::as_str)
     }
 
-    /// All names that a specification gave.
+    /// Returns all names that a specification gave.
     pub(super) fn names(&self) -> impl Iterator<Item = &String> {
         self.all
             .iter()

@@ -144,28 +144,24 @@ pub(super) fn check_normalisers(
     normalisers: &[Normaliser],
 ) -> Result<(), KeySpecError> {
     for (position, normaliser) in normalisers.iter().copied().enumerate() {
-        let refuse = |problem| {
-            Err(KeySpecError::Normalisers {
-                path: path.to_owned(),
-                normaliser,
-                problem,
-            })
-        };
-        let mut earlier = normalisers.iter().take(position);
-        if earlier.clone().any(|other| *other == normaliser) {
-            return refuse("is given twice; remove one");
-        }
-        if earlier.any(|other| other.is_final()) {
-            return refuse(
-                "comes after `decimal`, `timestamp` or `unordered`, whose result it cannot change; put it before, or remove it",
-            );
-        }
-        let next = normalisers.get(position + 1);
-        if matches!(normaliser, Normaliser::Epoch(_))
+        let (earlier, later) = normalisers.split_at(position);
+        let next = later.get(1);
+        let problem = if earlier.contains(&normaliser) {
+            "is given twice; remove one"
+        } else if earlier.iter().any(|other| other.is_final()) {
+            "comes after `decimal`, `timestamp` or `unordered`, whose result it cannot change; put it before, or remove it"
+        } else if matches!(normaliser, Normaliser::Epoch(_))
             && !matches!(next, Some(Normaliser::Timestamp(_)))
         {
-            return refuse("says the unit of a count; put `timestamp-…` right after it");
-        }
+            "says the unit of a count; put `timestamp-…` right after it"
+        } else {
+            continue;
+        };
+        return Err(KeySpecError::Normalisers {
+            path: path.to_owned(),
+            normaliser,
+            problem,
+        });
     }
     Ok(())
 }
@@ -228,7 +224,7 @@ impl KeyMap {
             Source::Payload => {
                 map.payload = Some(Exceptions {
                     except: key.except.clone(),
-                })
+                });
             }
             Source::Header(name) => map.header = Some(name.clone()),
             Source::MessageKey => map.message_key = Some(Nothing {}),

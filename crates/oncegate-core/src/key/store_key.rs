@@ -116,24 +116,27 @@ impl FromStr for Digest {
             .as_bytes()
             .split_at_checked(Self::TEXT_LEN - 1)
             .ok_or(KeySpecError::BadStoreKey)?;
-        let value = |c: &u8| {
-            ALPHABET
-                .iter()
-                .position(|known| known == c)
-                .ok_or(KeySpecError::BadStoreKey)
-        };
         for c in head {
-            bits = bits << 6 | value(c)? as u128;
+            bits = bits << 6 | six_bits(*c)? as u128;
         }
         let &[last] = last else {
             return Err(KeySpecError::BadStoreKey);
         };
-        let last = value(&last)?;
+        let last = six_bits(last)?;
+        // The last character has two bits of the digest: other texts of it are refused.
         if last & 15 != 0 {
             return Err(KeySpecError::BadStoreKey);
         }
         Ok(Self((bits << 2 | (last >> 4) as u128).to_be_bytes()))
     }
+}
+
+/// Returns the value of a character of a digest's text, from 0 to 63.
+fn six_bits(c: u8) -> Result<usize, KeySpecError> {
+    ALPHABET
+        .iter()
+        .position(|known| *known == c)
+        .ok_or(KeySpecError::BadStoreKey)
 }
 
 /// The key of a record in a store: `<scope>:<digest>`, for example

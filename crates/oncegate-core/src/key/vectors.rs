@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::derive::with_scratch;
+use super::scratch::with_scratch;
 use super::{FingerprintSpec, Key, KeyError, KeyInput, KeySpecError, Scope};
 
 /// The content of the file, for tools that print it.
@@ -121,10 +121,10 @@ impl Vector {
     }
 
     fn derive(&self) -> Result<Result<Expected, KeyError>, KeySpecError> {
-        let unreadable = |error: serde_json::Error| KeySpecError::Unreadable {
-            reason: error.to_string(),
-        };
-        let key: Key = serde_json::from_value(self.key.clone()).map_err(unreadable)?;
+        let key: Key =
+            serde_json::from_value(self.key.clone()).map_err(|error| KeySpecError::Unreadable {
+                reason: error.to_string(),
+            })?;
         let scope = Scope::new(&self.scope)?;
         let message = &self.message;
         let payload = message.payload();
@@ -204,15 +204,16 @@ fn to_hex(bytes: &[u8]) -> String {
 /// Decodes hex. An invalid digit counts as 0: the vectors are part of this repository, and an error
 /// gives a wrong key.
 fn from_hex(text: &str) -> Vec<u8> {
-    let digit = |c: &u8| {
-        char::from(*c)
-            .to_digit(16)
-            .and_then(|digit| u8::try_from(digit).ok())
-            .unwrap_or_default()
-    };
     let (pairs, _) = text.as_bytes().as_chunks();
     pairs
         .iter()
-        .map(|[high, low]| digit(high) << 4 | digit(low))
+        .map(|[high, low]| hex_digit(*high) << 4 | hex_digit(*low))
         .collect()
+}
+
+fn hex_digit(c: u8) -> u8 {
+    char::from(c)
+        .to_digit(16)
+        .and_then(|digit| u8::try_from(digit).ok())
+        .unwrap_or_default()
 }

@@ -1,3 +1,5 @@
+use bytes::Bytes;
+
 use super::*;
 
 const NOW: StoreTime = StoreTime::from_millis(1_000_000);
@@ -36,18 +38,22 @@ fn a_lease_is_over_after_its_last_millisecond() {
     }
 }
 
+/// A claim with a lease of 10 ms, in a scope with this longest lease.
+fn claim_within(bits: u128, longest_ms: u64) -> Operation {
+    Operation::Claim {
+        token: Token::from_bits(bits),
+        lease: Duration::from_millis(10),
+        fingerprint: None,
+        fenced: false,
+        longest_lease: Duration::from_millis(longest_ms),
+    }
+}
+
 // invariant: clock-goes-back
 #[test]
 fn what_is_left_of_a_lease_is_cut_to_the_longest_of_the_scope() {
     let ms = Duration::from_millis;
-    let claim = |bits, lease, longest_lease| Operation::Claim {
-        token: Token::from_bits(bits),
-        lease,
-        fingerprint: None,
-        fenced: false,
-        longest_lease,
-    };
-    let (claimed, _) = apply(NOW, None, &claim(1, ms(10), ms(10)));
+    let (claimed, _) = apply(NOW, None, &claim_within(1, 10));
     for (back_ms, longest_ms, left_ms) in [
         (0, 10, 10),
         (0, 9, 9),
@@ -56,7 +62,7 @@ fn what_is_left_of_a_lease_is_cut_to_the_longest_of_the_scope() {
         (0, 0, 0),
     ] {
         let now = StoreTime::from_millis(NOW.millis() - back_ms);
-        let (cut, reply) = apply(now, claimed.clone(), &claim(2, ms(10), ms(longest_ms)));
+        let (cut, reply) = apply(now, claimed.clone(), &claim_within(2, longest_ms));
         let busy = Verdict::Busy {
             retry_in: ms(left_ms + 1),
         };
@@ -72,7 +78,7 @@ fn what_is_left_of_a_lease_is_cut_to_the_longest_of_the_scope() {
             Some(now + ms(left_ms) + TAIL)
         );
         // A repeat by the owner cuts nothing.
-        let (kept, _) = apply(now, claimed.clone(), &claim(1, ms(10), ms(longest_ms)));
+        let (kept, _) = apply(now, claimed.clone(), &claim_within(1, longest_ms));
         assert_eq!(kept, claimed);
     }
 }

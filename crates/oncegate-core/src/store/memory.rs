@@ -69,27 +69,30 @@ impl Store for MemoryStore {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         let now = (self.clock)();
         let mut held = self.held();
-        let execute = |Command { key, operation }| {
-            let (record, reply) = apply(now, held.records.remove(&key), &operation);
-            if let Some(record) = record {
-                held.records.insert(key, record);
-            }
-            Ok(reply)
-        };
-        commands.into_iter().map(execute).collect()
+        commands
+            .into_iter()
+            .map(|Command { key, operation }| {
+                let (record, reply) = apply(now, held.records.remove(&key), &operation);
+                if let Some(record) = record {
+                    held.records.insert(key, record);
+                }
+                Ok(reply)
+            })
+            .collect()
     }
 
     async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let now = (self.clock)();
         let held = self.held();
-        let snapshot = |key| {
-            let record = held.records.get(&key).filter(|record| record.kept(now));
-            Ok(record.map(|record| RecordSnapshot {
-                now,
-                record: record.clone(),
-            }))
-        };
-        keys.into_iter().map(snapshot).collect()
+        keys.into_iter()
+            .map(|key| {
+                let record = held.records.get(&key).filter(|record| record.kept(now));
+                Ok(record.map(|record| RecordSnapshot {
+                    now,
+                    record: record.clone(),
+                }))
+            })
+            .collect()
     }
 
     async fn describe(

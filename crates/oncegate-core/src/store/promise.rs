@@ -1,8 +1,9 @@
-//! What each store promises: the rows of the table in `docs/STORES.md`.
+//! The promise of each store: the rows of the table in `docs/STORES.md`.
 
 use std::fmt;
 
-/// What a completion survives after the store has confirmed it, from the least to the most.
+/// The faults that a completion survives after the store has confirmed it, from the least to the
+/// most.
 ///
 /// A store reports the variant that applies to it at start-up, in [`Checkup`](super::Checkup). It
 /// depends on the settings of the server.
@@ -40,11 +41,11 @@ pub enum Survives {
 pub struct Promise {
     /// The row's name, one lower-case word.
     pub name: &'static str,
-    /// What is guaranteed for a completion that the store has confirmed.
+    /// The guarantee for a completion that the store has confirmed.
     pub holds: &'static str,
-    /// What still makes a handler run again.
+    /// The events that still make a handler run again.
     pub adds_a_run: &'static str,
-    /// How that is detected.
+    /// The sign by which such an event is detected.
     pub noticed_by: &'static str,
 }
 
@@ -53,7 +54,7 @@ const AT_COMPLETION: &str =
     "`store_losses` and `extra_runs{store_loss}`; by default the scope halts";
 
 impl Survives {
-    /// All variants, from the least to the most.
+    /// Every variant, from the least to the most.
     pub const ALL: [Self; 9] = [
         Self::Evictable,
         Self::Process,
@@ -66,7 +67,7 @@ impl Survives {
         Self::Replicated,
     ];
 
-    /// One lower-case word, the name of its row.
+    /// Returns one lower-case word, the name of its row.
     pub const fn as_str(self) -> &'static str {
         self.promise().name
     }
@@ -150,7 +151,7 @@ impl Promise {
         noticed_by: "`extra_runs{crash_takeover}`, `extra_runs{lease_lost}`; the record is read back before the ack",
     };
 
-    /// All rows of the table, in its order.
+    /// Returns all rows of the table, in its order.
     pub fn all() -> impl Iterator<Item = Self> {
         Survives::ALL
             .into_iter()

@@ -80,13 +80,13 @@ impl<'de> Deserialize<'de> for Epoch {
 #[error("an epoch is 32 lower-case hexadecimal digits")]
 pub struct InvalidEpoch;
 
-/// Why no claim of the scope is granted until an operator accepts the loss.
+/// The reason why no claim of the scope is granted until an operator accepts the loss.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Halt {
-    /// When the loss was detected, in milliseconds since the Unix epoch, on the clock of the
-    /// process that detected it.
+    /// The time at which the loss was detected, in milliseconds since the Unix epoch, on the clock
+    /// of the process that detected it.
     pub at_ms: u64,
-    /// What was detected.
+    /// The detected loss.
     pub reason: String,
     /// Epochs whose records are lost and that the store itself no longer holds.
     pub lost_epochs: Vec<Epoch>,
@@ -117,26 +117,27 @@ impl Halt {
 /// It is kept, so that a consumer that is restarted does not give up as many again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeadLetterStop {
-    /// When it stopped, in milliseconds since the Unix epoch, on its clock.
+    /// The time of the stop, in milliseconds since the Unix epoch, on the clock of the consumer.
     pub at_ms: u64,
-    /// Which limit was reached, in words without data.
+    /// The limit that was reached, in words without data.
     pub what: String,
-    /// How many messages in a row had been given up.
+    /// The number of messages in a row that had been given up.
     pub in_a_row: u32,
-    /// How many of the last 1,000 messages had been given up; 0 when that limit was not reached.
+    /// The number of the last 1,000 messages that had been given up; 0 when that limit was not
+    /// reached.
     pub of_window: u32,
 }
 
-/// What a store holds for a scope besides its records: the key specification, the current epoch,
-/// and whether the scope is halted.
+/// The data that a store holds for a scope besides its records: the key specification, the current
+/// epoch, and whether the scope is halted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScopeDescriptor {
     /// The text of the key specification; see [`Descriptor`](crate::key::Descriptor).
     pub keys: String,
     /// The current epoch of the scope.
     pub epoch: Epoch,
-    /// When the scope was opened for the first time in this store, in milliseconds since the Unix
-    /// epoch, by the clock of the process that did; 0 when it is not known.
+    /// The time at which the scope was opened for the first time in this store, in milliseconds
+    /// since the Unix epoch, by the clock of the process that did; 0 when it is not known.
     pub begun_at_ms: u64,
     /// Grows while messages are completed. A number smaller than an earlier one means that the
     /// store was restored to an earlier state.
@@ -148,15 +149,15 @@ pub struct ScopeDescriptor {
     pub markers: Vec<u16>,
     /// Earlier epochs whose loss was accepted, the newest first.
     pub accepted_epochs: Vec<Epoch>,
-    /// When the last loss was detected, in milliseconds since the Unix epoch.
+    /// The time at which the last loss was detected, in milliseconds since the Unix epoch.
     pub lost_at_ms: Option<u64>,
     /// Set while the scope is halted: no claim may be granted.
     pub halt: Option<Halt>,
     /// Set after a consumer has stopped at its dead-letter limit, until a message succeeds or an
     /// operator accepts it.
     pub dead_letter_stop: Option<DeadLetterStop>,
-    /// Whether the circuit breaker of a consumer is open, so that one that starts begins with an
-    /// open breaker.
+    /// `true` while the circuit breaker of a consumer is open, so that one that starts begins with
+    /// an open breaker.
     pub breaker_open: bool,
 }
 
@@ -214,16 +215,10 @@ impl ScopeDescriptor {
     /// # Errors
     /// [`StoreError::Refused`] when the text is not a descriptor of a known format.
     pub fn parse(scope: &Scope, text: &str) -> Result<Self, StoreError> {
-        let unreadable = |why: &dyn fmt::Display| {
-            StoreError::refused(format!(
-                "the descriptor of scope `{scope}` cannot be read ({why}): another program or a newer release wrote it; \
-                 use another scope, or the release that wrote it"
-            ))
-        };
         let read: DescriptorText<'_> =
-            serde_json::from_str(text).map_err(|error| unreadable(&error))?;
+            serde_json::from_str(text).map_err(|error| unreadable(scope, &error))?;
         if read.format != FORMAT {
-            return Err(unreadable(&format_args!("format {}", read.format)));
+            return Err(unreadable(scope, &format_args!("format {}", read.format)));
         }
         Ok(Self {
             keys: read.keys.get().to_owned(),
@@ -245,12 +240,9 @@ impl ScopeDescriptor {
     /// # Errors
     /// [`StoreError::Refused`] when `keys` is not valid JSON.
     pub fn to_text(&self) -> Result<String, StoreError> {
-        let invalid = |error: serde_json::Error| {
-            StoreError::refused(format!("the key specification is not valid JSON: {error}"))
-        };
         let text = DescriptorText {
             format: FORMAT,
-            keys: serde_json::from_str(&self.keys).map_err(invalid)?,
+            keys: serde_json::from_str(&self.keys).map_err(invalid_keys)?,
             epoch: self.epoch,
             begun_at_ms: self.begun_at_ms,
             sequence: self.sequence,
@@ -262,10 +254,10 @@ impl ScopeDescriptor {
             dead_letter_stop: self.dead_letter_stop.clone(),
             breaker_open: self.breaker_open,
         };
-        serde_json::to_string(&text).map_err(invalid)
+        serde_json::to_string(&text).map_err(invalid_keys)
     }
 
-    /// Whether `epoch` is the current epoch, or an earlier one whose loss was accepted.
+    /// Returns whether `epoch` is the current epoch, or an earlier one whose loss was accepted.
     #[must_use]
     pub fn knows(&self, epoch: Epoch) -> bool {
         self.epoch == epoch || self.accepted_epochs.contains(&epoch)
@@ -307,6 +299,17 @@ fn marker(scope: &Scope, epoch: Epoch, number: u16) -> StoreKey {
     let derived = blake3::derive_key(MARKER_CONTEXT, &material);
     let half = derived.first_chunk().expect("a derived key has 32 bytes");
     StoreKey::new(scope, Digest::from_bytes(*half))
+}
+
+fn unreadable(scope: &Scope, why: &dyn fmt::Display) -> StoreError {
+    StoreError::refused(format!(
+        "the descriptor of scope `{scope}` cannot be read ({why}): another program or a newer release wrote it; \
+         use another scope, or the release that wrote it"
+    ))
+}
+
+fn invalid_keys(error: serde_json::Error) -> StoreError {
+    StoreError::refused(format!("the key specification is not valid JSON: {error}"))
 }
 
 #[cfg(test)]

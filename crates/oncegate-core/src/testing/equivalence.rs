@@ -9,19 +9,21 @@
 //! store's clock: their growth is compared, and their value only where the clock does not determine
 //! it.
 
+mod kinds;
 mod random;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
+pub use self::kinds::Reached;
+use self::kinds::{PLANTED_FENCING_TOKENS, kinds};
 use self::random::Choices;
 use crate::key::{Digest, Scope, StoreKey};
-use crate::record::{FencingToken, Record, Recovery, State, StoreTime};
+use crate::record::{FencingToken, Record, State, StoreTime};
 use crate::rules::{Grant, Operation, Reply, Verdict, apply};
 use crate::store::{Command, RecordSnapshot, Store};
 
@@ -30,9 +32,6 @@ pub const STEP: Duration = Duration::from_secs(3_600);
 
 /// The real time that a run may take without an influence on its outcome.
 const SLACK: Duration = Duration::from_secs(1_200);
-
-/// The smallest planted fencing token. It is far ahead of any clock.
-const PLANTED_FENCING_TOKENS: u64 = 4_000_000_000_000_000;
 
 /// The start of the model's clock, in milliseconds.
 const MODEL_START_MS: u64 = 1_000_000_000_000;
@@ -54,7 +53,7 @@ pub trait Subject: Send + Sync {
     async fn plant(&self, records: &[(StoreKey, Record)]);
 }
 
-/// How much to compare.
+/// The amount to compare.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// The seed of the random numbers.
@@ -63,59 +62,6 @@ pub struct Plan {
     pub sequences: usize,
     /// The number of operations in each sequence.
     pub steps: usize,
-}
-
-/// How often each kind of reply occurred. A run in which a kind is missing proves little.
-#[derive(Clone, Debug, Default)]
-pub struct Reached(BTreeMap<&'static str, u64>);
-
-/// Every kind of reply that should occur in a run.
-const KINDS: &[&str] = &[
-    "granted",
-    "granted after a release",
-    "granted after a reopen",
-    "granted by takeover",
-    "granted with recovery remembered",
-    "granted with a takeover that was not started",
-    "granted again to the same token",
-    "granted as attempt 255",
-    "granted a fencing token of the clock",
-    "granted a fencing token ahead of the clock",
-    "completed",
-    "busy",
-    "busy with a lease that was cut",
-    "failed",
-    "failed, handed over",
-    "mismatch",
-    "uncompared",
-    "extend applied",
-    "extend not owner",
-    "complete applied",
-    "complete recreated",
-    "complete not owner",
-    "release applied",
-    "release not owner",
-    "fail applied",
-    "fail not owner",
-    "hand over applied",
-    "hand over not owner",
-    "reopen applied",
-    "reopen not owner",
-];
-
-impl Reached {
-    /// The kinds that never occurred.
-    pub fn missing(&self) -> Vec<&'static str> {
-        KINDS
-            .iter()
-            .copied()
-            .filter(|kind| !self.0.contains_key(kind))
-            .collect()
-    }
-
-    fn count(&mut self, kind: &'static str) {
-        *self.0.entry(kind).or_default() += 1;
-    }
 }
 
 /// Runs the plan. Returns how often each kind of reply occurred.
@@ -131,21 +77,20 @@ pub async fn compare(subject: &dyn Subject, plan: Plan) -> Result<Reached, Strin
             .iter_mut()
             .map(Sequence::next_operations)
             .collect();
-        let command = |(sequence, operations): (&Sequence, &Operations)| Command {
-            key: sequence.key.clone(),
-            operation: operations.real.clone(),
-        };
-        let replies = store
-            .execute(sequences.iter().zip(&operations).map(command).collect())
-            .await;
-        let snapshots = store
-            .read(
-                sequences
-                    .iter()
-                    .map(|sequence| sequence.key.clone())
-                    .collect(),
-            )
-            .await;
+        let commands = sequences
+            .iter()
+            .zip(&operations)
+            .map(|(sequence, operations)| Command {
+                key: sequence.key.clone(),
+                operation: operations.real.clone(),
+            })
+            .collect();
+        let replies = store.execute(commands).await;
+        let keys = sequences
+            .iter()
+            .map(|sequence| sequence.key.clone())
+            .collect();
+        let snapshots = store.read(keys).await;
         if replies.len() != sequences.len() || snapshots.len() != sequences.len() {
             return Err("the store returned another number of replies than commands".to_owned());
         }
@@ -175,11 +120,12 @@ pub async fn compare(subject: &dyn Subject, plan: Plan) -> Result<Reached, Strin
 async fn begin(subject: &dyn Subject, plan: Plan) -> Vec<Sequence> {
     let scope = subject.scope();
     let mut seeds = fastrand::Rng::with_seed(plan.seed);
-    let new_sequence = |_| {
-        let key = StoreKey::new(&scope, Digest::from_bytes(seeds.u128(..).to_be_bytes()));
-        Sequence::new(key, Choices::new(seeds.u64(..)))
-    };
-    let mut sequences: Vec<Sequence> = (0..plan.sequences).map(new_sequence).collect();
+    let mut sequences: Vec<Sequence> = (0..plan.sequences)
+        .map(|_| {
+            let key = StoreKey::new(&scope, Digest::from_bytes(seeds.u128(..).to_be_bytes()));
+            Sequence::new(key, Choices::new(seeds.u64(..)))
+        })
+        .collect();
     let planted: Vec<_> = sequences.iter_mut().filter_map(Sequence::plant).collect();
     subject.plant(&planted).await;
     sequences
@@ -289,7 +235,8 @@ impl Sequence {
         }
         let real = snapshot.map(|snapshot| snapshot.record);
         self.seen.extend(model.clone().zip(real.clone()));
-        (self.model, self.real) = (model, real);
+        self.model = model;
+        self.real = real;
         Ok(())
     }
 
@@ -351,8 +298,8 @@ fn pending_fencing_token(record: Option<&Record>) -> Option<FencingToken> {
     }
 }
 
-/// Whether both replies are equal, except for the value of fencing tokens and the real time that a
-/// run takes.
+/// Returns whether both replies are equal, except for the value of fencing tokens and the real time
+/// that a run takes.
 fn same_reply(model: &Reply, real: &Reply) -> bool {
     let (
         Reply::Verdict {
@@ -369,11 +316,7 @@ fn same_reply(model: &Reply, real: &Reply) -> bool {
     };
     let same_verdict = match (model_verdict, verdict) {
         (Verdict::Granted(model), Verdict::Granted(real)) => {
-            let plain = |grant: &Grant| Grant {
-                fencing_token: grant.fencing_token.map(|_| FencingToken(0)),
-                ..*grant
-            };
-            plain(model) == plain(real)
+            plain_grant(model) == plain_grant(real)
         }
         (Verdict::Busy { retry_in: model }, Verdict::Busy { retry_in: real }) => {
             real <= model && *model - *real <= SLACK
@@ -394,13 +337,24 @@ fn same_record(model: Option<&Record>, now: StoreTime, snapshot: Option<&RecordS
     else {
         return model.is_none() && snapshot.is_none();
     };
-    let left =
-        |record: &Record, now: StoreTime| record.expires_at.millis().saturating_sub(now.millis());
     // In the store, real time has passed, so less time is left. Two readings of a clock within one
     // operation may differ by a millisecond.
-    let (expected, found) = (left(model, now), left(real, *real_now));
+    let expected = left_ms(model, now);
+    let found = left_ms(real, *real_now);
     let slack = u64::try_from(SLACK.as_millis()).unwrap_or(u64::MAX);
     found <= expected + 1 && expected <= found + slack && plain(model) == plain(real)
+}
+
+fn left_ms(record: &Record, now: StoreTime) -> u64 {
+    record.expires_at.millis().saturating_sub(now.millis())
+}
+
+/// The grant without the value of its fencing token.
+fn plain_grant(grant: &Grant) -> Grant {
+    Grant {
+        fencing_token: grant.fencing_token.map(|_| FencingToken(0)),
+        ..*grant
+    }
 }
 
 /// The record without the values that depend on a clock.
@@ -422,94 +376,4 @@ fn plain(record: &Record) -> Record {
         *fencing_token = FencingToken(0);
     }
     record
-}
-
-/// The kinds of reply that occurred in a step.
-fn kinds(before: Option<&Record>, operation: &Operation, reply: &Reply) -> Vec<&'static str> {
-    let (applied, not_owner) = match operation {
-        Operation::Claim { longest_lease, .. } => {
-            let mut kinds = verdict_kinds(before, reply);
-            // The model's leases end in odd milliseconds, unless one was cut just now.
-            let cut = Verdict::Busy {
-                retry_in: longest_lease.saturating_add(Duration::from_millis(1)),
-            };
-            if matches!(reply, Reply::Verdict { verdict, .. } if *verdict == cut) {
-                kinds.push("busy with a lease that was cut");
-            }
-            return kinds;
-        }
-        Operation::Extend { .. } => ("extend applied", "extend not owner"),
-        Operation::Complete { .. } => ("complete applied", "complete not owner"),
-        Operation::Release { .. } => ("release applied", "release not owner"),
-        Operation::Fail { .. } => ("fail applied", "fail not owner"),
-        Operation::HandOver { .. } => ("hand over applied", "hand over not owner"),
-        Operation::Reopen { .. } => ("reopen applied", "reopen not owner"),
-    };
-    vec![match reply {
-        Reply::Applied { recreated: true } => "complete recreated",
-        Reply::Applied { recreated: false } => applied,
-        Reply::NotOwner | Reply::Verdict { .. } => not_owner,
-    }]
-}
-
-fn verdict_kinds(before: Option<&Record>, reply: &Reply) -> Vec<&'static str> {
-    let Reply::Verdict {
-        verdict,
-        uncompared,
-    } = reply
-    else {
-        return Vec::new();
-    };
-    let mut kinds = if *uncompared {
-        vec!["uncompared"]
-    } else {
-        Vec::new()
-    };
-    match verdict {
-        Verdict::Granted(Grant {
-            attempt,
-            recovery,
-            fencing_token,
-            reopened,
-        }) => {
-            if *reopened {
-                kinds.push("granted after a reopen");
-            }
-            kinds.push(match (before.map(|record| &record.state), recovery) {
-                (
-                    Some(State::Pending {
-                        attempt: earlier, ..
-                    }),
-                    _,
-                ) if earlier == attempt && *attempt < u8::MAX => "granted again to the same token",
-                (Some(State::Released { .. }), Recovery::Takeover) => {
-                    "granted with a takeover that was not started"
-                }
-                (_, Recovery::Takeover) => "granted by takeover",
-                (_, Recovery::Earlier) => "granted with recovery remembered",
-                (Some(State::Released { .. }), Recovery::None) => "granted after a release",
-                (_, Recovery::None) => "granted",
-            });
-            if *attempt == u8::MAX {
-                kinds.push("granted as attempt 255");
-            }
-            match fencing_token {
-                Some(FencingToken(PLANTED_FENCING_TOKENS..)) => {
-                    kinds.push("granted a fencing token ahead of the clock");
-                }
-                Some(_) => kinds.push("granted a fencing token of the clock"),
-                None => {}
-            }
-        }
-        Verdict::Completed { .. } => kinds.push("completed"),
-        Verdict::Busy { .. } => kinds.push("busy"),
-        Verdict::Failed {
-            handed_over: false, ..
-        } => kinds.push("failed"),
-        Verdict::Failed {
-            handed_over: true, ..
-        } => kinds.push("failed, handed over"),
-        Verdict::Mismatch => kinds.push("mismatch"),
-    }
-    kinds
 }

@@ -61,7 +61,7 @@ pub struct Injected {
     pub slow: u64,
     /// Calls during an outage.
     pub outage: u64,
-    /// How often the store lost all records.
+    /// The number of times that the store lost all records.
     pub forgotten: u64,
 }
 
@@ -181,7 +181,8 @@ impl FaultStore {
 
     /// Decides all faults of a call at once, so that one seed gives one sequence of faults.
     fn plan(&self, commands: usize) -> PlannedFaults {
-        let (can_sleep, can_forget) = (self.sleep.is_some(), self.forget.is_some());
+        let can_sleep = self.sleep.is_some();
+        let can_forget = self.forget.is_some();
         let mut network = self.network();
         let plan = network.plan(commands, can_sleep, can_forget);
         network.injected.calls += 1;
@@ -307,6 +308,7 @@ impl Store for FaultStore {
         if plan.down {
             return commands.iter().map(|_| Err(outage())).collect();
         }
+        // Requests that seemed lost earlier arrive now, before the new ones.
         if !plan.strays.is_empty() {
             self.inner.execute(plan.strays).await;
         }

@@ -2,170 +2,14 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use oncegate_core::key::Fingerprint;
-use oncegate_core::record::{FencingToken, Record, Recovery, State, StoreTime, TAIL, Token};
-use oncegate_core::rules::{Grant, Operation, ReleaseCause, Reply, Verdict};
+use oncegate_core::record::{FencingToken, Record, Recovery, State, StoreTime, TAIL};
+use oncegate_core::rules::{Grant, ReleaseCause, Reply, Verdict};
 
-const LEASE_MS: u64 = 2;
-const RETENTION_MS: u64 = 3;
+use crate::step::{Attempt, LEASE_MS, RETENTION_MS, Step, print, reason, result, token};
 
 /// The promise that was broken, in words.
 pub(crate) type Violation = &'static str;
-
-/// What one attempt brings along.
-#[derive(Clone, Debug)]
-pub(crate) struct Attempt {
-    /// The specification and the content.
-    pub(crate) fingerprint: Option<(u8, u8)>,
-    pub(crate) fenced: bool,
-}
-
-/// Something that happens. Attempts are named by their number.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Step {
-    Tick,
-    /// As long as a record outlives its lease.
-    Sleep,
-    Claim(usize),
-    Extend(usize),
-    Complete(usize),
-    Release {
-        by: usize,
-        delay_ms: u64,
-        end: ReleaseCause,
-    },
-    Fail(usize),
-    HandOver(usize),
-    Reopen,
-    /// An operator has seen something else.
-    ReopenAnother,
-}
-
-impl Step {
-    /// All steps of so many attempts.
-    pub(crate) fn all(attempts: usize) -> Vec<Self> {
-        let mut steps = vec![Self::Tick, Self::Sleep, Self::Reopen, Self::ReopenAnother];
-        for by in 0..attempts {
-            steps.extend([
-                Self::Claim(by),
-                Self::Extend(by),
-                Self::Complete(by),
-                Self::Fail(by),
-            ]);
-            steps.push(Self::HandOver(by));
-            for (delay_ms, end) in [
-                (0, ReleaseCause::Failed),
-                (2, ReleaseCause::Interrupted),
-                (2, ReleaseCause::Failed),
-                (0, ReleaseCause::NotStarted),
-                (2, ReleaseCause::Discarded),
-            ] {
-                steps.push(Self::Release { by, delay_ms, end });
-            }
-        }
-        steps
-    }
-
-    /// The operation of a step, if it can be made now: attempts come into play in their order, and
-    /// only one that has asked can do anything else.
-    pub(crate) fn operation(
-        &self,
-        attempts: &[Attempt],
-        history: &History,
-        record: Option<&Record>,
-    ) -> Option<Operation> {
-        let asked = |by: usize| by < history.asked;
-        let lease = Duration::from_millis(LEASE_MS);
-        let retention = Duration::from_millis(RETENTION_MS);
-        let operation = match *self {
-            Self::Tick | Self::Sleep => return None,
-            Self::Claim(by) if by <= history.asked => {
-                let Attempt { fenced, .. } = attempts[by];
-                Operation::Claim {
-                    token: token(by),
-                    lease,
-                    fingerprint: print(&attempts[by]),
-                    fenced,
-                    longest_lease: lease,
-                }
-            }
-            Self::Extend(by) if asked(by) => Operation::Extend {
-                token: token(by),
-                lease,
-            },
-            Self::Complete(by) if asked(by) => {
-                let fingerprint = print(&attempts[by]);
-                Operation::Complete {
-                    token: token(by),
-                    fingerprint,
-                    result: result(by),
-                    retention,
-                }
-            }
-            Self::Release { by, delay_ms, end } if asked(by) => {
-                let delay = Duration::from_millis(delay_ms);
-                Operation::Release {
-                    token: token(by),
-                    delay,
-                    end,
-                    reason: reason(by),
-                }
-            }
-            Self::Fail(by) if asked(by) => Operation::Fail {
-                token: token(by),
-                reason: reason(by),
-                retention,
-            },
-            Self::HandOver(by) if asked(by) => Operation::HandOver {
-                by: token(by).tag(),
-            },
-            Self::Reopen => Operation::Reopen {
-                expected: record?.clone(),
-            },
-            Self::ReopenAnother => {
-                let state = State::Completed {
-                    by: token(9).tag(),
-                    result: Bytes::new(),
-                };
-                Operation::Reopen {
-                    expected: Record {
-                        state,
-                        ..record?.clone()
-                    },
-                }
-            }
-            _ => return None,
-        };
-        Some(operation)
-    }
-}
-
-fn token(by: usize) -> Token {
-    Token::from_bits((by as u128 + 1) << 96)
-}
-
-fn print(attempt: &Attempt) -> Option<Fingerprint> {
-    attempt.fingerprint.map(|(specification, content)| {
-        Fingerprint::from_bytes([
-            specification,
-            content,
-            content,
-            content,
-            content,
-            content,
-            content,
-        ])
-    })
-}
-
-fn result(by: usize) -> Bytes {
-    Bytes::from(format!("result {by}"))
-}
-
-fn reason(by: usize) -> String {
-    format!("reason {by}")
-}
 
 /// The state of the key, as far as the replies show it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -190,21 +34,21 @@ enum Phase {
     },
 }
 
-/// What the replies so far show.
+/// The facts that the replies so far show.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct History {
     phase: Phase,
-    /// How many attempts have asked at least once.
-    asked: usize,
-    /// When the lease or the delay ends.
+    /// The number of attempts that have asked at least once.
+    pub(crate) asked: usize,
+    /// The end of the lease or the delay.
     protected_until_ms: u64,
-    /// When the record may be forgotten.
+    /// The time after which the record may be forgotten.
     kept_until_ms: u64,
-    /// How many attempts count.
+    /// The number of attempts that count.
     counted: u8,
-    /// Whether any attempt ended without an outcome.
+    /// `true` once any attempt has ended without an outcome.
     silent: bool,
-    /// Whether the next attempt takes over from it, because the one that did so was not started.
+    /// `true` if the next attempt takes over from it, because the one that did so was not started.
     untaken: bool,
     fingerprint: Option<Fingerprint>,
     highest_fencing_token: Option<FencingToken>,
@@ -218,7 +62,8 @@ impl History {
     /// The books of a record whose time is over start anew; fencing tokens grow over that.
     pub(crate) fn forget(&mut self, now_ms: u64) {
         if self.phase != Phase::Absent && now_ms > self.kept_until_ms {
-            let (asked, highest_fencing_token) = (self.asked, self.highest_fencing_token);
+            let asked = self.asked;
+            let highest_fencing_token = self.highest_fencing_token;
             *self = Self {
                 asked,
                 highest_fencing_token,
@@ -344,41 +189,22 @@ impl History {
         fenced: bool,
         grant: &Grant,
     ) -> Result<(), Violation> {
-        let over = now.millis() > self.protected_until_ms;
-        let recovery = match self.phase {
-            Phase::Owned {
-                by: owner,
+        if let Phase::Owned {
+            by: owner,
+            recovery,
+            fencing_token,
+        } = self.phase
+            && owner == by
+        {
+            let same = Grant {
+                attempt: self.counted,
                 recovery,
                 fencing_token,
-            } if owner == by => {
-                let same = Grant {
-                    attempt: self.counted,
-                    recovery,
-                    fencing_token,
-                    reopened: false,
-                };
-                return ensure(*grant == same, "the same token gets the same grant again");
-            }
-            Phase::Completed { .. } => return Err("no grant after completed (S5)"),
-            Phase::Failed { .. } => return Err("no grant after given up"),
-            Phase::Owned { .. } => {
-                ensure(
-                    over,
-                    "a claim is not granted while another owner has the lease",
-                )?;
-                self.silent = true;
-                Recovery::Takeover
-            }
-            Phase::Released { .. } => {
-                ensure(over, "a claim is not granted before the retry is due")?;
-                match (self.silent, self.untaken) {
-                    (true, true) => Recovery::Takeover,
-                    (true, false) => Recovery::Earlier,
-                    (false, _) => Recovery::None,
-                }
-            }
-            Phase::Absent => Recovery::None,
-        };
+                reopened: false,
+            };
+            return ensure(*grant == same, "the same token gets the same grant again");
+        }
+        let recovery = self.recovery_of_next(now)?;
         let reopened = matches!(self.phase, Phase::Released { by: None });
         ensure(
             grant.reopened == reopened,
@@ -412,6 +238,32 @@ impl History {
         Ok(())
     }
 
+    /// Returns the recovery that a grant to another owner must report, and notes a takeover.
+    fn recovery_of_next(&mut self, now: StoreTime) -> Result<Recovery, Violation> {
+        let over = now.millis() > self.protected_until_ms;
+        match self.phase {
+            Phase::Completed { .. } => Err("no grant after completed (S5)"),
+            Phase::Failed { .. } => Err("no grant after given up"),
+            Phase::Owned { .. } => {
+                ensure(
+                    over,
+                    "a claim is not granted while another owner has the lease",
+                )?;
+                self.silent = true;
+                Ok(Recovery::Takeover)
+            }
+            Phase::Released { .. } => {
+                ensure(over, "a claim is not granted before the retry is due")?;
+                Ok(match (self.silent, self.untaken) {
+                    (true, true) => Recovery::Takeover,
+                    (true, false) => Recovery::Earlier,
+                    (false, _) => Recovery::None,
+                })
+            }
+            Phase::Absent => Ok(Recovery::None),
+        }
+    }
+
     fn protect(&mut self, until_ms: u64) {
         self.protected_until_ms = until_ms;
         self.kept_until_ms = until_ms + u64::try_from(TAIL.as_millis()).expect("thirty days");
@@ -434,7 +286,8 @@ impl History {
         ensure(!entitled, "the owner of a claim does not get NotOwner")
     }
 
-    /// Whether the attempt of a step has ended in the same way; a heartbeat goes with every end.
+    /// Returns whether the attempt of a step has ended in the same way; a heartbeat goes with every
+    /// end.
     fn ended_so(&self, step: Step) -> bool {
         let ended = match self.phase {
             Phase::Absent | Phase::Owned { .. } | Phase::Released { by: None } => return false,
@@ -480,10 +333,7 @@ impl History {
                 );
             }
             Step::Reopen => {
-                self.phase = Phase::Released { by: None };
-                (self.counted, self.silent, self.untaken, self.fingerprint) =
-                    (0, false, false, None);
-                self.protect(now.millis() - 1);
+                self.reopened(now);
                 return Ok(());
             }
             Step::ReopenAnother => return Err("a reopen compares what the operator saw"),
@@ -498,6 +348,21 @@ impl History {
             }
             _ => return Err("only changes are held"),
         }
+        self.changed(now, step);
+        Ok(())
+    }
+
+    fn reopened(&mut self, now: StoreTime) {
+        self.phase = Phase::Released { by: None };
+        self.counted = 0;
+        self.silent = false;
+        self.untaken = false;
+        self.fingerprint = None;
+        self.protect(now.millis() - 1);
+    }
+
+    /// Enters a change by the owner.
+    fn changed(&mut self, now: StoreTime, step: Step) {
         match step {
             Step::Extend(_) => self.protect(self.protected_until_ms.max(now.millis() + LEASE_MS)),
             Step::Release { by, delay_ms, end } => {
@@ -532,10 +397,9 @@ impl History {
             }
             _ => {}
         }
-        Ok(())
     }
 
-    /// Whether the record agrees with this history.
+    /// Checks that the record agrees with this history.
     fn agrees(&self, record: Option<&Record>) -> Result<(), Violation> {
         let Some(record) = record else {
             return ensure(

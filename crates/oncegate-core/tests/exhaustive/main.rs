@@ -5,12 +5,13 @@
 //! A worker that crashes is one that sends nothing more; a lost reply is a command that is sent
 //! again; a late arrival is a command of an attempt that is long over. So all of them are covered
 //! by letting every attempt send every command at any time. `history.rs` keeps the books and
-//! judges, `mutants.rs` has the bugs that it must find.
+//! judges, `mutants` has the bugs that it must find.
 
 #![allow(clippy::indexing_slicing, reason = "a test that goes wrong may panic")]
 
 mod history;
 mod mutants;
+mod step;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -18,15 +19,16 @@ use std::fmt;
 use oncegate_core::record::{Record, StoreTime, TAIL};
 use oncegate_core::rules::{self, Operation, Reply};
 
-use history::{Attempt, History, Step, Violation};
+use history::{History, Violation};
+use step::{Attempt, Step};
 
 /// The rules, or a mutant of them.
 type Rules = fn(StoreTime, Option<Record>, &Operation) -> (Option<Record>, Reply);
 
-/// Where the clock starts, in milliseconds.
+/// The time at which the clock starts, in milliseconds.
 const START_MS: u64 = 10;
 
-/// How many milliseconds pass one by one; enough for two leases and a retention.
+/// The number of milliseconds that pass one by one; enough for two leases and a retention.
 const TICKS: u64 = 6;
 
 /// Everything that the future depends on.
@@ -73,7 +75,9 @@ impl World {
             }
             Step::Sleep if !self.slept => {
                 let tail_ms = u64::try_from(TAIL.as_millis()).expect("thirty days");
-                (next.now_ms, next.slept, next.grants_this_ms) = (self.now_ms + tail_ms, true, 0);
+                next.now_ms = self.now_ms + tail_ms;
+                next.slept = true;
+                next.grants_this_ms = 0;
             }
             Step::Tick | Step::Sleep => return None,
             step => {
@@ -99,7 +103,7 @@ impl World {
     }
 }
 
-/// What an exploration has seen.
+/// The results of an exploration.
 struct Explored {
     worlds: usize,
 }
@@ -134,7 +138,8 @@ fn explore(rules: Rules, attempts: &[Attempt], depth: usize) -> Result<Explored,
     }];
     let mut index = 0;
     while index < visited.len() && visited[index].depth < depth {
-        let (world, made) = (visited[index].world.clone(), visited[index].depth);
+        let world = visited[index].world.clone();
+        let made = visited[index].depth;
         for step in &steps {
             let next = match world.after(step, rules, attempts) {
                 None => continue,
@@ -174,23 +179,31 @@ fn path(visited: &[Visited], mut index: usize, last: Step) -> Vec<Step> {
 
 /// Sets of attempts: the fingerprint of each, and whether it asks for a fencing token.
 fn casts() -> [Vec<Attempt>; 3] {
-    let attempt = |specification, content, fenced| Attempt {
-        fingerprint: Some((specification, content)),
-        fenced,
-    };
-    let plain = |fenced| Attempt {
-        fingerprint: None,
-        fenced,
-    };
     [
-        vec![plain(true), plain(true), plain(true)],
         vec![
-            attempt(1, 1, false),
-            attempt(1, 2, true),
-            attempt(1, 1, false),
+            attempt(None, true),
+            attempt(None, true),
+            attempt(None, true),
         ],
-        vec![attempt(1, 1, true), attempt(2, 2, true), plain(false)],
+        vec![
+            attempt(Some((1, 1)), false),
+            attempt(Some((1, 2)), true),
+            attempt(Some((1, 1)), false),
+        ],
+        vec![
+            attempt(Some((1, 1)), true),
+            attempt(Some((2, 2)), true),
+            attempt(None, false),
+        ],
     ]
+}
+
+/// An attempt with this specification and content of its fingerprint.
+fn attempt(fingerprint: Option<(u8, u8)>, fenced: bool) -> Attempt {
+    Attempt {
+        fingerprint,
+        fenced,
+    }
 }
 
 /// The longest histories that a test run has the time for. The rules have passed 12, in a minute.

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::history::{Answer, Entry, Occurrence, Op, STORE_LOSS};
+use super::history::{Entry, Occurrence, STORE_LOSS};
+use super::operation::{Answer, Op};
 
 /// Returns the store keys whose completion the store has confirmed to a process.
 pub fn completed_keys(entries: &[Entry]) -> BTreeSet<String> {
@@ -13,7 +14,7 @@ pub fn completed_keys(entries: &[Entry]) -> BTreeSet<String> {
     completed.map(|(key, _)| key.to_owned()).collect()
 }
 
-/// One call on a key.
+/// A call on a key.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) op: Op,
@@ -48,7 +49,8 @@ impl Calls {
                     if let Some(index) = open.remove(&(entry.pid, *call))
                         && let Some((_, call)) = all.get_mut(index)
                     {
-                        (call.answered, call.answered_at_us) = (Some(line), Some(entry.at_us));
+                        call.answered = Some(line);
+                        call.answered_at_us = Some(entry.at_us);
                         call.answer = Some(answer.clone());
                     }
                 }
@@ -68,7 +70,8 @@ impl Calls {
                     if let (Some(forget), Some(lines)) = (forgets.last_mut(), forgotten.last_mut())
                     {
                         lines.1 = line;
-                        (forget.answered, forget.answered_at_us) = (Some(line), Some(entry.at_us));
+                        forget.answered = Some(line);
+                        forget.answered_at_us = Some(entry.at_us);
                     }
                 }
                 _ => {}
@@ -120,6 +123,11 @@ impl Call {
 
     pub(super) fn completes(&self) -> bool {
         self.op.completes()
+    }
+
+    /// Returns whether the call was answered before the other one was made.
+    pub(super) fn is_before(&self, other: &Self) -> bool {
+        self.answered.is_some_and(|line| line < other.invoked)
     }
 
     /// Busy, after a wait for longer than any lease: not because of a claim, which would have been

@@ -1,4 +1,4 @@
-//! What a run has left behind, and what the judge says of it.
+//! The evidence that a run has left behind, and the judge's report on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,38 +8,39 @@ use super::history::{EffectName, Entry};
 /// A message that was sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProducedMessage {
-    /// Where the message is, as [`Origin`](oncegate_runtime::Origin) writes it: `orders/3@42`.
+    /// The position of the message, as [`Origin`](oncegate_runtime::Origin) writes it:
+    /// `orders/3@42`.
     pub origin: String,
     /// The effect that it asks for.
     pub effect: EffectName,
-    /// Its store key; `None` when none can be derived.
+    /// The store key of the message; `None` when none can be derived.
     pub key: Option<String>,
 }
 
-/// One commit of an offset, as the broker has written it down.
+/// A commit of an offset, as the broker has written it down.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffsetCommit {
     /// The partition.
     pub partition: i32,
     /// The offset of the first message that is not finished.
     pub offset: i64,
-    /// When, in milliseconds since 1970 on the clock that the history is written by.
+    /// The time, in milliseconds since 1970 on the clock that the history is written by.
     pub at_ms: i64,
 }
 
-/// All that a run has left behind: the history, and what witnesses outside of oncegate's code say.
+/// The evidence of a run: the history, and what witnesses outside of oncegate's code say.
 ///
 /// Read it when every fault is over and nothing runs any more. What is left out is not judged.
 ///
 /// A field that is at its default leaves out what it is needed for.
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
-    /// What the processes have noted, in the order of its lines.
+    /// The notes of the processes, in the order of the history's lines.
     pub entries: Vec<Entry>,
     /// Every message that was sent.
     pub produced: Vec<ProducedMessage>,
-    /// How often each effect has happened, as the downstream system or a ledger of the handler
-    /// says.
+    /// The number of times that each effect has happened, as the downstream system or a ledger of
+    /// the handler says.
     pub effects: BTreeMap<EffectName, u64>,
     /// The origins of the messages that are dead letters, as another client reads them.
     pub dead_letters: BTreeSet<String>,
@@ -51,14 +52,14 @@ pub struct Evidence {
     /// The state of every record by its store key, as another client has read it from the store:
     /// `pending`, `released`, `completed` or `failed`. `None`: the store was not read.
     pub records: Option<BTreeMap<String, String>>,
-    /// How many attempts a message may have; `None`: any number.
+    /// The number of attempts that a message may have; `None`: any number.
     pub max_attempts: Option<u32>,
-    /// Whether the store reports that it has lost records.
+    /// `true` if the store reports that it has lost records.
     pub notices_losses: bool,
-    /// Whether a claim waits for a transaction that holds its row, and is answered Busy after a
+    /// `true` if a claim waits for a transaction that holds its row, and is answered Busy after a
     /// while.
     pub locks_rows: bool,
-    /// What did not come to its end though every fault was over, one sentence each.
+    /// The things that did not come to an end although every fault was over, one sentence each.
     pub hung: Vec<String>,
 }
 
@@ -67,7 +68,7 @@ pub struct Evidence {
 pub struct BrokenInvariant {
     /// The number of the invariant, such as `S5`; the [module](crate::promise) lists them.
     pub invariant: &'static str,
-    /// What shows it.
+    /// The fact that shows it.
     pub what: String,
 }
 
@@ -78,16 +79,16 @@ impl fmt::Display for BrokenInvariant {
     }
 }
 
-/// What the judge found.
+/// The findings of the judge.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PromiseReport {
     /// The invariants that do not hold. Empty: none was seen broken.
     pub broken: Vec<BrokenInvariant>,
-    /// What the run has met, and how often: a run that did not meet its faults proves nothing about
-    /// them.
+    /// The events that the run has met, and how often: a run that did not meet its faults proves
+    /// nothing about them.
     pub reached: BTreeMap<String, u64>,
-    /// How many effects were second ones, explained or not.
+    /// The number of second effects, explained or not.
     pub second_effects: u64,
 }
 

@@ -1,16 +1,20 @@
-//! What must hold, decided from a history and from witnesses that are not oncegate's code.
+//! The promise, judged from a history and from witnesses that are not oncegate's code.
 //!
 //! The invariants have numbers, which the documentation of the module explains. Each check finds
 //! its violations alone.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+mod acks;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use oncegate_core::rules::ReleaseCause;
 
+use self::acks::{acks, commits};
 use super::calls::{Call, Calls};
-use super::evidence::{Evidence, OffsetCommit, ProducedMessage, PromiseReport};
-use super::history::{Answer, EffectName, Entry, Occurrence, Op, SUCCEEDED};
+use super::evidence::{Evidence, ProducedMessage, PromiseReport};
+use super::history::{EffectName, Entry, Occurrence, SUCCEEDED};
 use super::linear::{Explanation, explain};
+use super::operation::{Answer, Op};
 use crate::effects::judge_effects;
 
 /// Judges what a run has left behind: a pure function of it.
@@ -36,7 +40,7 @@ pub fn judge(evidence: &Evidence) -> PromiseReport {
     report
 }
 
-/// What a run has met. A run that did not meet its faults proves nothing about them.
+/// Counts what a run has met. A run that did not meet its faults proves nothing about them.
 fn reached(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
     for (_, call) in calls.all() {
         report.reach(match &call.answer {
@@ -58,7 +62,7 @@ fn reached(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
             Occurrence::Fail { class, .. } => report.reach(format!("store {class}")),
             Occurrence::Ended { outcome, .. } => report.reach(format!("handler {outcome}")),
             Occurrence::StoredDeadLetter { cause, .. } => {
-                report.reach(format!("dead letter {cause}"))
+                report.reach(format!("dead letter {cause}"));
             }
             Occurrence::Duplicate { .. } => report.reach("duplicate"),
             Occurrence::LossNoticed => report.reach("loss noticed"),
@@ -68,96 +72,23 @@ fn reached(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
     }
 }
 
-/// S1, S9 and S12: a process acknowledges only what the store's last reply about the key reports as
-/// finished.
-fn acks(evidence: &Evidence, report: &mut PromiseReport) {
-    /// The store's last reply about a key to a process.
-    #[derive(Clone, Copy, PartialEq)]
-    enum Word {
-        Finished,
-        Lost,
-        Unknown,
-        Other,
-    }
-    let mut calls: HashMap<(u32, u64), (&str, &Op)> = HashMap::new();
-    let mut words: HashMap<(u32, &str), Word> = HashMap::new();
-    let mut buried: HashSet<(u32, &str)> = HashSet::new();
-    for Entry { pid, what, .. } in &evidence.entries {
-        match what {
-            Occurrence::Invoke { call, key, op } => {
-                calls.insert((*pid, *call), (key, op));
-            }
-            Occurrence::Ok { call, answer } => {
-                let Some((key, op)) = calls.get(&(*pid, *call)) else {
-                    continue;
-                };
-                let word = match (op, answer) {
-                    (Op::Complete { .. }, Answer::Held { .. })
-                    | (
-                        Op::Claim { .. },
-                        Answer::Completed { .. }
-                        | Answer::Failed {
-                            handed_over: true, ..
-                        },
-                    ) => Word::Finished,
-                    (Op::Complete { .. }, Answer::Lost) => Word::Lost,
-                    // Of another content than the record's: what was completed is still completed.
-                    (Op::Claim { .. }, Answer::Mismatch)
-                        if words.get(&(*pid, key)) == Some(&Word::Finished) =>
-                    {
-                        continue;
-                    }
-                    (Op::Claim { .. }, _) => Word::Other,
-                    _ => continue,
-                };
-                words.insert((*pid, key), word);
-            }
-            Occurrence::Info { call } => {
-                if let Some((key, Op::Complete { .. })) = calls.get(&(*pid, *call)) {
-                    words.insert((*pid, key), Word::Unknown);
-                }
-            }
-            Occurrence::Found { key, .. } => {
-                words.insert((*pid, key), Word::Finished);
-            }
-            Occurrence::StoredDeadLetter { origin, .. } => {
-                buried.insert((*pid, origin));
-            }
-            Occurrence::Ack { origin, key } => {
-                let word = key
-                    .as_ref()
-                    .and_then(|key| words.get(&(*pid, key.as_str())));
-                let invariant = match word {
-                    Some(Word::Finished) => continue,
-                    _ if buried.contains(&(*pid, origin)) => continue,
-                    Some(Word::Lost) => "S9",
-                    Some(Word::Unknown) => "S12",
-                    Some(Word::Other) | None => "S1",
-                };
-                report.found(
-                    invariant,
-                    format!("process {pid} acknowledged {origin} ({key:?}) without a durable end"),
-                );
-            }
-            _ => {}
-        }
-    }
-}
-
 /// S2: what was produced has had its effect, or is in the dead letters.
 fn produced(evidence: &Evidence, report: &mut PromiseReport) {
-    let is_given_up = |one: &&ProducedMessage| evidence.dead_letters.contains(&one.origin);
-    let given_up: BTreeSet<&str> = evidence
+    let (given_up, others): (Vec<&ProducedMessage>, Vec<_>) = evidence
         .produced
         .iter()
-        .filter(is_given_up)
+        .partition(|one| evidence.dead_letters.contains(&one.origin));
+    let given_up: BTreeSet<&str> = given_up
+        .iter()
         .filter_map(|one| one.key.as_deref())
         .collect();
-    let has_an_end = |one: &&ProducedMessage| {
-        is_given_up(one) || one.key.as_deref().is_some_and(|key| given_up.contains(key))
-    };
-    let must_have_one = || evidence.produced.iter().filter(|one| !has_an_end(one));
-    let wanted: BTreeSet<EffectName> = must_have_one()
+    // A dead letter speaks for every message of its key.
+    let must_have_one: Vec<_> = others
+        .into_iter()
+        .filter(|one| one.key.as_deref().is_none_or(|key| !given_up.contains(key)))
+        .collect();
+    let wanted: BTreeSet<EffectName> = must_have_one
+        .iter()
         .filter(|one| one.key.is_some())
         .map(|one| one.effect.clone())
         .collect();
@@ -167,7 +98,10 @@ fn produced(evidence: &Evidence, report: &mut PromiseReport) {
         .map(|one| one.effect.clone())
         .collect();
     let lost = judge_effects(&wanted, &allowed, &evidence.effects, |_| u64::MAX).lost;
-    for one in must_have_one().filter(|one| one.key.is_none() || lost.contains(&one.effect)) {
+    for one in must_have_one
+        .iter()
+        .filter(|one| one.key.is_none() || lost.contains(&one.effect))
+    {
         report.found(
             "S2",
             format!(
@@ -186,22 +120,20 @@ fn owners(calls: &Calls, report: &mut PromiseReport) {
             let token = call.op.token().unwrap_or_default();
             first_grants.entry(token).or_insert(call);
         }
-        let before =
-            |one: &Call, other: &Call| one.answered.is_some_and(|line| line < other.invoked);
         for (mine, grant) in &first_grants {
             let later: Vec<&&Call> = first_grants
                 .values()
-                .filter(|other| before(grant, other))
+                .filter(|other| grant.is_before(other))
                 .collect();
             for held in of_key
                 .iter()
                 .filter(|call| call.is_held() && call.op.token() == Some(mine))
             {
                 // Once it has ended itself, a repeat is held again: so only the first end counts.
-                let first = !of_key
-                    .iter()
-                    .any(|call| call.op.token() == Some(mine) && ends(call) && before(call, held));
-                if let Some(other) = later.iter().find(|other| first && before(other, held))
+                let first = !of_key.iter().any(|call| {
+                    call.op.token() == Some(mine) && ends(call) && call.is_before(held)
+                });
+                if let Some(other) = later.iter().find(|other| first && other.is_before(held))
                     && !calls.is_forgotten_between(grant.invoked, held.answered.unwrap_or_default())
                 {
                     let line = other.invoked;
@@ -236,7 +168,7 @@ fn owners(calls: &Calls, report: &mut PromiseReport) {
             .filter(|call| call.completes() && call.is_held())
         {
             let again = first_grants.values().find(|grant| {
-                before(completed, grant)
+                completed.is_before(grant)
                     && !calls
                         .is_forgotten_between(completed.invoked, grant.answered.unwrap_or_default())
             });
@@ -253,7 +185,7 @@ fn owners(calls: &Calls, report: &mut PromiseReport) {
     }
 }
 
-/// Whether the call may have ended its owner's attempt.
+/// Returns whether the call may have ended its owner's attempt.
 fn ends(call: &Call) -> bool {
     !call.is_granted() && !matches!(call.op, Op::Claim { .. } | Op::Extend { .. })
 }
@@ -266,6 +198,7 @@ fn results(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
         .iter()
         .map(|one| (one.origin.as_str(), one))
         .collect();
+    // After each loss of the store, a key may be completed once more, with another result.
     let forgets = calls.forgotten.len();
     let mut given: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     let mut contents: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -340,22 +273,19 @@ fn effects(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
         *of_event.entry(&effect.event).or_default() += times;
     }
     let calls_of = |event: &str| keys.get(event).and_then(|key| calls.by_key.get(*key));
-    let explanations = |event: &&str| {
-        let takeover =
-            |call: &&Call| matches!(call.answer, Some(Answer::Granted { takeover: true, .. }));
-        let of_key = calls_of(event).into_iter().flatten();
-        let takeovers: BTreeSet<_> = of_key
-            .filter(takeover)
-            .filter_map(|call| call.op.token())
-            .collect();
-        (takeovers.len() + calls.forgotten.len()) as u64
-    };
     let asked_for = keys
         .keys()
         .copied()
         .filter(|event| calls_of(event).is_some())
         .collect();
-    let found = judge_effects(&BTreeSet::new(), &asked_for, &of_event, explanations);
+    let found = judge_effects(&BTreeSet::new(), &asked_for, &of_event, |event| {
+        let of_key = calls_of(event).into_iter().flatten();
+        let takeovers: BTreeSet<_> = of_key
+            .filter(|call| matches!(call.answer, Some(Answer::Granted { takeover: true, .. })))
+            .filter_map(|call| call.op.token())
+            .collect();
+        (takeovers.len() + calls.forgotten.len()) as u64
+    });
     for event in &found.unasked {
         report.found(
             "S8",
@@ -363,71 +293,15 @@ fn effects(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
         );
     }
     for one in found.unexplained() {
-        let (event, times, explained) = (one.effect, one.times, one.explained);
+        let event = one.effect;
+        let times = one.times;
+        let explained = one.explained;
         report.found(
             "S8",
             format!("{event} had its effect {times} times, {explained} of them explained"),
         );
     }
     report.second_effects = found.second_effects();
-}
-
-/// S10 and S11, from the broker's own log of commits.
-fn commits(evidence: &Evidence, report: &mut PromiseReport) {
-    /// The broker's clock is this machine's, in whole milliseconds.
-    const LEEWAY_MS: i64 = 5;
-    let mut acked_at: BTreeMap<i32, BTreeMap<i64, i64>> = BTreeMap::new();
-    for Entry { at_us, what, .. } in &evidence.entries {
-        if let Occurrence::Ack { origin, .. } = what
-            && let Some((partition, offset)) = place(&evidence.topic, origin)
-        {
-            let at_ms = i64::try_from(at_us / 1_000).unwrap_or(i64::MAX);
-            acked_at
-                .entry(partition)
-                .or_default()
-                .entry(offset)
-                .or_insert(at_ms);
-        }
-    }
-    let mut last: BTreeMap<i32, i64> = BTreeMap::new();
-    for OffsetCommit {
-        partition,
-        offset,
-        at_ms,
-    } in &evidence.commits
-    {
-        let former = last.insert(*partition, *offset);
-        if let Some(former) = former.filter(|former| former > offset) {
-            report.found(
-                "S11",
-                format!("partition {partition}: {offset} was committed after {former}"),
-            );
-        }
-        let acked = acked_at.entry(*partition).or_default();
-        // Occurrence lies below the former commit was looked at with that one.
-        let unfinished = (former.unwrap_or(0)..*offset).find(|one| {
-            acked
-                .get(one)
-                .is_none_or(|acked| *acked > at_ms + LEEWAY_MS)
-        });
-        if let Some(unfinished) = unfinished {
-            report.found(
-                "S10",
-                format!(
-                    "partition {partition}: {offset} was committed before {unfinished} was finished"
-                ),
-            );
-        }
-    }
-}
-
-/// Partition and offset of an origin such as `orders/3@42`.
-fn place(topic: &str, origin: &str) -> Option<(i32, i64)> {
-    let (partition, offset) = origin
-        .strip_prefix(topic)?
-        .strip_prefix('/')?
-        .split_once('@')?;
-    Some((partition.parse().ok()?, offset.parse().ok()?))
 }
 
 /// S17, and that nothing stays claimed for ever (L1): what the store must hold when all is quiet.
@@ -478,6 +352,7 @@ fn attempts(evidence: &Evidence, report: &mut PromiseReport) {
             _ => {}
         }
     }
+    // A release that counts must have a failed run of the same process behind it.
     for ((pid, key), tokens) in released {
         let failures = failed.get(&(pid, key)).copied().unwrap_or(0);
         if tokens.len() > failures {
@@ -519,10 +394,9 @@ const TAKEOVERS: &str = "extra_runs crash_takeover";
 
 /// S20: what a worker that ended as it should has counted is what it has written down.
 fn counters(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
-    let claim = |line: usize| evidence.entries.get(line).map(|entry| entry.pid);
     let mut seen: BTreeMap<(u32, &str), u64> = BTreeMap::new();
     for (_, call) in calls.all() {
-        let Some(pid) = claim(call.invoked) else {
+        let Some(pid) = evidence.entries.get(call.invoked).map(|entry| entry.pid) else {
             continue;
         };
         if let Some(Answer::Granted { takeover, .. }) = call.answer {
@@ -534,7 +408,7 @@ fn counters(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
         match what {
             Occurrence::Ack { .. } => *seen.entry((*pid, "acks ")).or_default() += 1,
             Occurrence::StoredDeadLetter { .. } => {
-                *seen.entry((*pid, "dead_letters")).or_default() += 1
+                *seen.entry((*pid, "dead_letters")).or_default() += 1;
             }
             _ => {}
         }
@@ -543,6 +417,7 @@ fn counters(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
         let Occurrence::Counted { counts } = what else {
             continue;
         };
+        // Only a process that has ended as it should has noted its counters.
         for name in ["claims granted", TAKEOVERS, "acks ", "dead_letters"] {
             let counted: u64 = counts
                 .iter()
@@ -564,8 +439,12 @@ fn counters(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
 fn linear(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
     for (key, of_key) in &calls.by_key {
         // A call that was kept waiting for the row has seen nothing of it.
-        let saw = |call: &&Call| !(evidence.locks_rows && call.was_kept_waiting());
-        match explain(&of_key.iter().filter(saw).cloned().collect::<Vec<Call>>()) {
+        let calls: Vec<Call> = of_key
+            .iter()
+            .filter(|call| !(evidence.locks_rows && call.was_kept_waiting()))
+            .cloned()
+            .collect();
+        match explain(&calls) {
             Explanation::Order => report.reach("key explained by the rules"),
             Explanation::Undecided => report.reach("key not decided"),
             Explanation::Nothing => {

@@ -1,8 +1,9 @@
-//! Whether what a store answered about one key could have come from the rules, applied one by one.
+//! Decides whether a store's answers about one key could have come from the rules, applied one by
+//! one.
 //!
 //! A search in the manner of Wing and Gong: each call took effect at one moment between its line
 //! and that of its answer, or, where no answer came, at any later moment or never. The rules are
-//! `apply` itself. Occurrence the store's clock showed is not known, so a lease counts as over or
+//! `apply` itself. What the store's clock showed is not known, so a lease counts as over or
 //! not as the answer needs it, but never as over before its time has passed.
 
 use std::collections::HashSet;
@@ -13,9 +14,9 @@ use oncegate_core::record::{FencingToken, Record, State, StoreTime, TAIL, Token}
 use oncegate_core::rules::{Operation, Reply, apply};
 
 use super::calls::Call;
-use super::history::{Answer, Op};
+use super::operation::{Answer, Op};
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Explanation {
     /// An order of the calls that explains every answer.
@@ -34,7 +35,7 @@ const CLOCK_LEEWAY_US: u64 = 150_000;
 /// early, because a fencing token that no call has seen must be smaller than those that follow.
 const NOW: StoreTime = StoreTime::from_millis(1);
 
-/// What the store holds at some moment of an order.
+/// The state of the store at some moment of an order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Model {
     record: Option<Record>,
@@ -58,15 +59,15 @@ struct Search<'a> {
 
 impl Search<'_> {
     fn go(&mut self, done: &mut Vec<bool>, model: &Model) -> Explanation {
-        let open = || {
-            self.calls
-                .iter()
-                .zip(done.iter())
-                .filter(|(_, done)| !**done)
-                .map(|(call, _)| call)
-        };
         // A call that was invoked after this line cannot have come first.
-        let Some(first_answer) = open().filter_map(|call| call.answered).min() else {
+        let first_answer = self
+            .calls
+            .iter()
+            .zip(done.iter())
+            .filter(|(_, done)| !**done)
+            .filter_map(|(call, _)| call.answered)
+            .min();
+        let Some(first_answer) = first_answer else {
             return Explanation::Order;
         };
         let mut state = DefaultHasher::new();
@@ -102,7 +103,7 @@ fn set(done: &mut [bool], index: usize, value: bool) {
 }
 
 impl Model {
-    /// What may be there after the call: nothing if its answer contradicts the rules.
+    /// The states that are possible after the call: none if its answer contradicts the rules.
     fn after(&self, call: &Call) -> Vec<Self> {
         if call.op == Op::Forget {
             return vec![Self::default()];
@@ -145,10 +146,6 @@ impl Model {
     }
 
     fn protected_until(&self, operation: &Operation, reply: &Reply, call: &Call) -> u64 {
-        let until = |time: &Duration| {
-            call.invoked_at_us
-                .saturating_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
-        };
         let granted = matches!(
             Answer::of(reply),
             Answer::Granted { .. } | Answer::Held { recreated: false }
@@ -157,14 +154,14 @@ impl Model {
             // The repeat of a claim renews nothing, so the lease that it reports may have begun
             // before.
             Operation::Claim { lease, token, .. } if granted && !self.is_claimed_by(*token) => {
-                until(lease)
+                in_time(call, *lease)
             }
-            // Occurrence comes after the end of its own attempt is held, and changes nothing.
+            // What comes after the end of its own attempt is held, and changes nothing.
             Operation::Extend { lease, token } if granted && self.is_claimed_by(*token) => {
-                self.protected_until_us.max(until(lease))
+                self.protected_until_us.max(in_time(call, *lease))
             }
             Operation::Release { delay, token, .. } if granted && self.is_claimed_by(*token) => {
-                until(delay)
+                in_time(call, *delay)
             }
             _ => self.protected_until_us,
         }
@@ -176,6 +173,12 @@ impl Model {
 }
 
 /// Every record of the same content is the same to the search.
+/// The time of the machine's clock that is this long after the call.
+fn in_time(call: &Call, time: Duration) -> u64 {
+    call.invoked_at_us
+        .saturating_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
+}
+
 fn fresh(record: Record) -> Record {
     Record {
         expires_at: NOW + TAIL + Duration::from_secs(1),

@@ -74,6 +74,7 @@ mod evidence;
 mod history;
 mod judge;
 mod linear;
+mod operation;
 mod point;
 mod recorded;
 
@@ -82,7 +83,8 @@ mod tests;
 
 pub use calls::completed_keys;
 pub use evidence::{BrokenInvariant, Evidence, OffsetCommit, ProducedMessage, PromiseReport};
-pub use history::{Answer, EffectName, Entry, History, Occurrence, Op, STORE_LOSS, SUCCEEDED};
+pub use history::{EffectName, Entry, History, Occurrence, STORE_LOSS, SUCCEEDED};
 pub use judge::judge;
+pub use operation::{Answer, Op};
 pub use point::{POINTS, Point, PointHook};
 pub use recorded::{RecordedDeadLetters, RecordedObserver, RecordedSource, RecordedStore};

@@ -58,13 +58,13 @@ impl Point {
     }
 }
 
-/// What a process does at a [`Point`]: it can end itself, stop itself, or wait. It runs on the
+/// The action of a process at a [`Point`]: it can end itself, stop itself, or wait. It runs on the
 /// thread that passes the point.
 pub trait PointHook: Send + Sync + fmt::Debug {
     /// The process is at this point.
     fn pass(&self, point: Point);
 
-    /// Whether something is to happen at this point and has not yet. Needed for
+    /// Returns whether something is to happen at this point and has not yet. Needed for
     /// [`Point::CompleteSent`] alone: a completion is then sent, and its answer is waited for only
     /// for a few milliseconds before the point is passed.
     fn is_set(&self, point: Point) -> bool;

@@ -20,10 +20,11 @@ use oncegate_runtime::source::{
 };
 use oncegate_runtime::{BoxError, Counters, Event, Message, Observer};
 
-use super::history::{Answer, History, Occurrence, Op, text};
+use super::history::{History, Occurrence};
+use super::operation::{Answer, Op, text};
 use super::point::{NoHook, Point, PointHook};
 
-/// How long a completion gets to leave the process before [`Point::CompleteSent`] is passed.
+/// The time that a completion gets to leave the process before [`Point::CompleteSent`] is passed.
 const ON_ITS_WAY: Duration = Duration::from_millis(3);
 
 /// A store that notes every call and its answer, and passes it on.
@@ -109,7 +110,7 @@ impl StoreWrapper for RecordedStore {
                 .zip(&replies)
                 .map(|(call, reply)| outcome(call, reply)),
         );
-        let granted = |reply: &Result<Reply, StoreError>| {
+        let is_granted = replies.iter().any(|reply| {
             matches!(
                 reply,
                 Ok(Reply::Verdict {
@@ -117,8 +118,8 @@ impl StoreWrapper for RecordedStore {
                     ..
                 })
             )
-        };
-        if claims && replies.iter().any(granted) {
+        });
+        if claims && is_granted {
             self.hook.pass(Point::ClaimAfter);
         }
         if completes
@@ -193,6 +194,24 @@ impl RecordedSource {
         self.hook = hook;
         self
     }
+
+    fn recorded(&self, delivery: Delivery) -> Delivery {
+        let Delivery {
+            message,
+            ack_handle,
+        } = delivery;
+        let ack_handle = RecordedAckHandle {
+            inner: ack_handle,
+            origin: message.origin().to_string(),
+            key: key_of(&self.key, &message),
+            history: Arc::clone(&self.history),
+            hook: Arc::clone(&self.hook),
+        };
+        Delivery {
+            message,
+            ack_handle: Arc::new(ack_handle),
+        }
+    }
 }
 
 #[async_trait]
@@ -217,28 +236,16 @@ impl Source for RecordedSource {
         let Some(deliveries) = self.inner.receive(most).await? else {
             return Ok(None);
         };
-        let recorded = |Delivery {
-                            message,
-                            ack_handle,
-                        }| {
-            let ack_handle = RecordedAckHandle {
-                inner: ack_handle,
-                origin: message.origin().to_string(),
-                key: key_of(&self.key, &message),
-                history: Arc::clone(&self.history),
-                hook: Arc::clone(&self.hook),
-            };
-            Delivery {
-                message,
-                ack_handle: Arc::new(ack_handle),
-            }
-        };
-        let received = |Delivery { message, .. }: &Delivery| Occurrence::Received {
-            origin: message.origin().to_string(),
-            key: key_of(&self.key, message),
-        };
-        self.history.note_all(deliveries.iter().map(received));
-        Ok(Some(deliveries.into_iter().map(recorded).collect()))
+        self.history
+            .note_all(deliveries.iter().map(|delivery| Occurrence::Received {
+                origin: delivery.message.origin().to_string(),
+                key: key_of(&self.key, &delivery.message),
+            }));
+        let recorded = deliveries
+            .into_iter()
+            .map(|delivery| self.recorded(delivery))
+            .collect();
+        Ok(Some(recorded))
     }
 
     fn stop_receiving(&self) {

@@ -1,5 +1,5 @@
-//! One HTML file without anything from elsewhere: the verdict, and for each finding its timeline as
-//! a picture.
+//! A single HTML file without anything from elsewhere: the verdict, and for each finding its
+//! timeline as a picture.
 
 use std::fmt::Write as _;
 

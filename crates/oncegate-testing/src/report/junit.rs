@@ -6,7 +6,7 @@ use super::escaped;
 use crate::defect::Defect;
 use crate::verdict::{Finding, Verdict};
 
-/// Why a fault is a test case that was skipped.
+/// The reason why a fault is a test case that was skipped.
 const NOT_TRIED: &str = "it has not begun: the trial was too short for it, or what it begins with never happened; give the \
                          trial more time or rounds, or a shorter lease";
 

@@ -26,7 +26,7 @@ pub const SCHEMA: &str = "oncegate.prove/1";
 #[derive(Serialize)]
 struct VerdictDocument<'a> {
     schema: &'static str,
-    /// Whether nothing was found, and enough of the faults were tried.
+    /// `true` if nothing was found, and enough of the faults were tried.
     passed: bool,
     seed: u64,
     seconds: f64,
@@ -35,7 +35,7 @@ struct VerdictDocument<'a> {
     runs: u64,
     effects: u64,
     unassigned: u64,
-    /// How often each fault has begun.
+    /// The number of times that each fault has begun.
     faults: &'a BTreeMap<Fault, u64>,
     complete: bool,
     untried: Vec<Fault>,

@@ -15,7 +15,7 @@ const LANE_HEIGHT: usize = 46;
 const TOP: usize = 28;
 const RADIUS: usize = 6;
 
-/// Where an event stands.
+/// The lane of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Lane {
     Broker,
@@ -58,7 +58,8 @@ pub(super) fn picture(finding: &Finding) -> String {
         let Some(row) = lanes.get(&lane_of(event)) else {
             continue;
         };
-        let (x, y) = (x_of(place), y_of(*row));
+        let x = x_of(place);
+        let y = y_of(*row);
         if last_label.is_none_or(|(column, at_ms)| place >= column + 4 && event.at_ms != at_ms) {
             last_label = Some((place, event.at_ms));
             _ = writeln!(
@@ -99,7 +100,9 @@ fn runs(svg: &mut String, finding: &Finding, lanes: &BTreeMap<Lane, usize>) {
                 if let Some((from, lane)) = began.remove(&run)
                     && let Some(row) = lanes.get(&lane)
                 {
-                    let (x, y, width) = (x_of(from), y_of(*row) - 9, STEP * (place - from));
+                    let x = x_of(from);
+                    let y = y_of(*row) - 9;
+                    let width = STEP * (place - from);
                     _ = writeln!(
                         svg,
                         "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"18\" class=\"run\"/>"
@@ -161,12 +164,7 @@ pub(super) fn words(event: &Event) -> String {
             form,
             ..
         } => {
-            let form = match form {
-                Form::Original => "as it is",
-                Form::Duplicate => "as a duplicate",
-                Form::Poison => "spoilt",
-                Form::Malformed => "malformed",
-            };
+            let form = words_of_form(*form);
             format!("message {message} is sent: sample {sample}, {form}")
         }
         What::Started => "the process starts".to_owned(),
@@ -201,20 +199,7 @@ pub(super) fn words(event: &Event) -> String {
             idempotency_key,
             run,
             ..
-        } => {
-            let key = idempotency_key
-                .as_ref()
-                .map_or("without a key".to_owned(), |key| format!("under key {key}"));
-            let run = run.map_or("outside of any run".to_owned(), |run| {
-                format!("in run {run}")
-            });
-            let step = if step.is_empty() {
-                String::new()
-            } else {
-                format!(" of step {step:?}")
-            };
-            format!("call {call}{step} {key}, {run}")
-        }
+        } => words_of_call(*call, step, idempotency_key.as_deref(), *run),
         What::Performed { call } => format!("call {call} has its effect"),
         What::Repeated {
             call,
@@ -228,39 +213,64 @@ pub(super) fn words(event: &Event) -> String {
             };
             format!("call {call} repeats call {first}{body}: no effect")
         }
-        What::Returned { call, answer } => {
-            let answer = match answer {
-                CallAnswer::Answered => "is answered",
-                CallAnswer::Refused => "is refused with status 500",
-                CallAnswer::Lost => "gets no answer",
-            };
-            format!("call {call} {answer}")
-        }
+        What::Returned { call, answer } => format!("call {call} {}", words_of_answer(*answer)),
         What::Completed { applied: true, .. } => "the store has the completion".to_owned(),
         What::Completed { applied: false, .. } => {
             "the store refuses the completion of a former owner".to_owned()
         }
-        What::Acked {
-            message,
-            accepted: true,
-        } => format!("message {message} is acknowledged"),
-        What::Acked {
-            message,
-            accepted: false,
-        } => {
-            format!("the ack of message {message} has no effect: its partition is elsewhere")
-        }
+        What::Acked { message, accepted } => words_of_ack(*message, *accepted),
         What::DeadLettered { message, cause } => {
             format!("message {message} becomes a dead letter: {cause}")
         }
-        What::Listed { effect, step, .. } if step.is_empty() => {
-            format!("the witness lists effect {effect}")
-        }
-        What::Listed { effect, step, .. } => {
-            format!("the witness lists effect {effect}: step {step:?}")
-        }
+        What::Listed { effect, step, .. } => words_of_listed(*effect, step),
         What::FaultBegan { fault, .. } => format!("fault: {fault}"),
         What::Unfinished { message } => format!("message {message} is not finished"),
+    }
+}
+
+fn words_of_form(form: Form) -> &'static str {
+    match form {
+        Form::Original => "as it is",
+        Form::Duplicate => "as a duplicate",
+        Form::Poison => "spoilt",
+        Form::Malformed => "malformed",
+    }
+}
+
+fn words_of_call(call: u64, step: &str, idempotency_key: Option<&str>, run: Option<u64>) -> String {
+    let key = idempotency_key.map_or("without a key".to_owned(), |key| format!("under key {key}"));
+    let run = run.map_or("outside of any run".to_owned(), |run| {
+        format!("in run {run}")
+    });
+    let step = if step.is_empty() {
+        String::new()
+    } else {
+        format!(" of step {step:?}")
+    };
+    format!("call {call}{step} {key}, {run}")
+}
+
+fn words_of_ack(message: usize, is_accepted: bool) -> String {
+    if is_accepted {
+        format!("message {message} is acknowledged")
+    } else {
+        format!("the ack of message {message} has no effect: its partition is elsewhere")
+    }
+}
+
+fn words_of_listed(effect: usize, step: &str) -> String {
+    if step.is_empty() {
+        format!("the witness lists effect {effect}")
+    } else {
+        format!("the witness lists effect {effect}: step {step:?}")
+    }
+}
+
+fn words_of_answer(answer: CallAnswer) -> &'static str {
+    match answer {
+        CallAnswer::Answered => "is answered",
+        CallAnswer::Refused => "is refused with status 500",
+        CallAnswer::Lost => "gets no answer",
     }
 }
 

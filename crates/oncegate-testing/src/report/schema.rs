@@ -1,7 +1,10 @@
 //! The JSON schema of the JSON document.
 
-use serde_json::{Map, Value, json};
+mod events;
 
+use serde_json::{Value, json};
+
+use self::events::{count, events, list, sample, text};
 use super::SCHEMA;
 use crate::defect::Defect;
 use crate::fault::Fault;
@@ -101,159 +104,6 @@ fn finding() -> Value {
     })
 }
 
-/// One schema for each kind of event.
-fn events() -> Vec<Value> {
-    let (message, run, call) = (
-        "The number of the message.",
-        "The number of the run.",
-        "The number of the call.",
-    );
-    let message = || ("message", count(message), true);
-    let run = |required| ("run", count(run), required);
-    let call = || ("call", count(call), true);
-    let key = |required| ("key", text("A digest of the key."), required);
-    let of_sample = |required| ("sample", sample(), required);
-    let step = || {
-        (
-            "step",
-            text("The step, for handlers with several effects."),
-            true,
-        )
-    };
-    let forms = json!({ "enum": ["original", "duplicate", "poison", "malformed"] });
-    let outcomes = json!({ "enum": ["completed", "failed", "later", "gave_up", "dropped"] });
-    let answers = json!({ "enum": ["answered", "refused", "lost"] });
-    let flag = json!({ "type": "boolean" });
-    let fault = json!({ "$ref": "#/$defs/fault" });
-    vec![
-        event(
-            "produced",
-            [
-                message(),
-                of_sample(true),
-                ("form", forms, true),
-                key(false),
-            ],
-        ),
-        event("started", []),
-        event("killed", []),
-        event("stopping", []),
-        event("stopped", []),
-        event("hung", []),
-        event("consumer_failed", [("error", text("The error."), true)]),
-        event("delivered", [message()]),
-        event(
-            "claimed",
-            [
-                key(true),
-                ("verdict", text("The store's answer to a claim."), true),
-            ],
-        ),
-        event(
-            "began",
-            [
-                run(true),
-                message(),
-                ("attempt", count("The number of the attempt."), true),
-                ("recovered", flag.clone(), true),
-                ("batch", count("How many messages the batch has."), false),
-            ],
-        ),
-        event("cancelled", [run(true)]),
-        event(
-            "ended",
-            [
-                run(true),
-                ("outcome", outcomes, true),
-                ("result", text("A digest of the result."), false),
-            ],
-        ),
-        event("told_of_duplicate", [message()]),
-        event(
-            "called",
-            [
-                call(),
-                of_sample(false),
-                step(),
-                (
-                    "idempotency_key",
-                    text("A digest of the Idempotency-Key."),
-                    false,
-                ),
-                run(false),
-                ("in_duplicate", flag.clone(), false),
-            ],
-        ),
-        event("performed", [call()]),
-        event(
-            "repeated",
-            [
-                call(),
-                ("first", count("The first call with that key."), true),
-                ("other_body", flag.clone(), false),
-            ],
-        ),
-        event("returned", [call(), ("answer", answers, true)]),
-        event("completed", [key(true), ("applied", flag.clone(), true)]),
-        event("acked", [message(), ("accepted", flag, true)]),
-        event(
-            "dead_lettered",
-            [message(), ("cause", text("Why, in one word."), true)],
-        ),
-        event(
-            "listed",
-            [
-                (
-                    "effect",
-                    count("The number of the effect in the list."),
-                    true,
-                ),
-                of_sample(false),
-                step(),
-            ],
-        ),
-        event("fault_began", [("fault", fault, true), of_sample(false)]),
-        event("unfinished", [message()]),
-    ]
-}
-
-fn event<const N: usize>(name: &str, members: [(&str, Value, bool); N]) -> Value {
-    let mut properties = Map::new();
-    let mut required = vec!["at_ms", "event"];
-    properties.insert(
-        "at_ms".to_owned(),
-        count("Milliseconds since the round began."),
-    );
-    properties.insert(
-        "process".to_owned(),
-        count("The consumer process, if the event concerns one."),
-    );
-    properties.insert("event".to_owned(), json!({ "const": name }));
-    for (member, schema, is_required) in members {
-        properties.insert(member.to_owned(), schema);
-        if is_required {
-            required.push(member);
-        }
-    }
-    json!({ "type": "object", "properties": properties, "required": required })
-}
-
-fn sample() -> Value {
-    json!({ "type": "integer", "minimum": 1, "description": "The number of the sample, from 1." })
-}
-
-fn count(description: &str) -> Value {
-    json!({ "type": "integer", "minimum": 0, "description": description })
-}
-
-fn text(description: &str) -> Value {
-    json!({ "type": "string", "description": description })
-}
-
-fn list(description: &str, of: &str) -> Value {
-    json!({ "type": "array", "items": { "$ref": format!("#/$defs/{of}") }, "description": description })
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -284,25 +134,48 @@ mod tests {
         schema
     }
 
-    fn every_event() -> Vec<What> {
-        let digest = || "0a1b".to_owned();
-        let produced = |form, key| What::Produced {
+    fn digest() -> String {
+        "0a1b".to_owned()
+    }
+
+    fn produced(form: Form, key: Option<String>) -> What {
+        What::Produced {
             message: 1,
             sample: 1,
             form,
             key,
-        };
-        let ended = |outcome, result| What::Ended {
+        }
+    }
+
+    fn ended(outcome: Outcome, result: Option<String>) -> What {
+        What::Ended {
             run: 1,
             outcome,
             result,
-        };
+        }
+    }
+
+    fn called(sample: Option<usize>, run: Option<u64>, in_duplicate: bool) -> What {
+        What::Called {
+            call: 1,
+            sample,
+            step: String::new(),
+            idempotency_key: sample.map(|_| digest()),
+            run,
+            in_duplicate,
+        }
+    }
+
+    fn every_event() -> Vec<What> {
+        let mut all = run_events();
+        all.extend(effect_events());
         let forms = [
             Form::Original,
             Form::Duplicate,
             Form::Poison,
             Form::Malformed,
         ];
+        all.extend(forms.map(|form| produced(form, Some(digest()))));
         let outcomes = [
             Outcome::Completed,
             Outcome::Failed,
@@ -310,16 +183,22 @@ mod tests {
             Outcome::GaveUp,
             Outcome::Dropped,
         ];
+        all.extend(outcomes.map(|outcome| ended(outcome, None)));
         let answers = [CallAnswer::Answered, CallAnswer::Refused, CallAnswer::Lost];
-        let called = |sample, run, in_duplicate| What::Called {
-            call: 1,
-            sample,
-            step: String::new(),
-            idempotency_key: sample.map(|_| digest()),
-            run,
-            in_duplicate,
-        };
-        let mut all = vec![
+        all.extend(answers.map(|answer| What::Returned { call: 1, answer }));
+        all.extend(Fault::ALL.map(|fault| What::FaultBegan {
+            fault,
+            sample: Some(1),
+        }));
+        all.push(What::FaultBegan {
+            fault: Fault::LostReplies,
+            sample: None,
+        });
+        all
+    }
+
+    fn run_events() -> Vec<What> {
+        vec![
             produced(Form::Original, None),
             What::Started,
             What::Killed,
@@ -351,6 +230,11 @@ mod tests {
             What::Cancelled { run: 1 },
             ended(Outcome::Completed, Some(digest())),
             What::ToldOfDuplicate { message: 1 },
+        ]
+    }
+
+    fn effect_events() -> Vec<What> {
+        vec![
             called(Some(1), Some(1), false),
             called(None, None, true),
             What::Performed { call: 1 },
@@ -387,19 +271,7 @@ mod tests {
                 step: String::new(),
             },
             What::Unfinished { message: 1 },
-        ];
-        all.extend(forms.map(|form| produced(form, Some(digest()))));
-        all.extend(outcomes.map(|outcome| ended(outcome, None)));
-        all.extend(answers.map(|answer| What::Returned { call: 1, answer }));
-        all.extend(Fault::ALL.map(|fault| What::FaultBegan {
-            fault,
-            sample: Some(1),
-        }));
-        all.push(What::FaultBegan {
-            fault: Fault::LostReplies,
-            sample: None,
-        });
-        all
+        ]
     }
 
     /// A document with every event, fault and defect that there is.
@@ -412,24 +284,6 @@ mod tests {
                 what,
             })
             .collect();
-        let finding = |(n, defect)| Finding {
-            violation: Violation {
-                defect,
-                sample: (n > 0).then_some(n),
-                what: "it happened".to_owned(),
-                after: Fault::ALL.to_vec(),
-                unexplained: n as u64,
-                events: vec![0, 1],
-            },
-            follows: (n > 0).then_some(Defect::NoKey),
-            round: 1,
-            faults: vec![Fault::Freeze],
-            left_out: vec![Fault::Poison],
-            only_samples: vec![1],
-            rounds: 2,
-            found_after: Duration::from_millis(500),
-            timeline: timeline.clone(),
-        };
         let verdict = Verdict {
             seed: u64::MAX,
             rounds: 2,
@@ -438,7 +292,28 @@ mod tests {
             effects: 5,
             unassigned: 0,
             faults: Fault::ALL.into_iter().map(|fault| (fault, 1)).collect(),
-            findings: Defect::ALL.into_iter().enumerate().map(finding).collect(),
+            findings: Defect::ALL
+                .into_iter()
+                .enumerate()
+                .map(|(n, defect)| Finding {
+                    violation: Violation {
+                        defect,
+                        sample: (n > 0).then_some(n),
+                        what: "it happened".to_owned(),
+                        after: Fault::ALL.to_vec(),
+                        unexplained: n as u64,
+                        events: vec![0, 1],
+                    },
+                    follows: (n > 0).then_some(Defect::NoKey),
+                    round: 1,
+                    faults: vec![Fault::Freeze],
+                    left_out: vec![Fault::Poison],
+                    only_samples: vec![1],
+                    rounds: 2,
+                    found_after: Duration::from_millis(500),
+                    timeline: timeline.clone(),
+                })
+                .collect(),
             took: Duration::from_millis(1_500),
             asked_for: Fault::ALL.into(),
         };

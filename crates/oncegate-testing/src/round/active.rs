@@ -1,4 +1,4 @@
-//! What runs at the moment: to which run a call of the downstream service belongs.
+//! The runs of the moment: they tell to which run a call of the downstream service belongs.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -17,7 +17,7 @@ struct ActiveState {
     activities: Vec<Activity>,
 }
 
-/// One of them.
+/// A run, or a duplicate that a handler is told of.
 #[derive(Clone, Copy, Debug)]
 struct Activity {
     number: u64,
@@ -56,13 +56,11 @@ impl Active {
 
     /// The message of the sample that the process handles at the moment.
     pub(super) fn message_of(&self, process: u32, sample: usize) -> Option<usize> {
-        let is_it =
-            |activity: &&Activity| activity.process == process && activity.sample == Some(sample);
         self.state()
             .activities
             .iter()
             .rev()
-            .find(is_it)
+            .find(|activity| activity.process == process && activity.sample == Some(sample))
             .map(|activity| activity.message)
     }
 
@@ -74,12 +72,11 @@ impl Active {
             // Registered before the look: a run that begins between the two would be missed
             // otherwise.
             begun.as_mut().enable();
-            let is_other = |activity: &Activity| {
+            if self.state().activities.iter().any(|activity| {
                 activity.process != process
                     && activity.sample == Some(sample)
                     && !activity.is_duplicate
-            };
-            if self.state().activities.iter().any(is_other) {
+            }) {
                 return;
             }
             begun.await;
@@ -108,11 +105,6 @@ impl Active {
             .iter()
             .rev()
             .filter(|activity| activity.process == process);
-        let fits = |activity: &&Activity| {
-            activity
-                .sample
-                .is_some_and(|sample| owners.contains(&sample))
-        };
         let found = match owners {
             // Without any value of a sample, only the one message that is being handled says which
             // it is.
@@ -120,7 +112,11 @@ impl Active {
                 (Some(only), None) => Some(only),
                 _ => None,
             },
-            _ => here.find(fits),
+            _ => here.find(|activity| {
+                activity
+                    .sample
+                    .is_some_and(|sample| owners.contains(&sample))
+            }),
         };
         let sample = found
             .and_then(|activity| activity.sample)
@@ -140,16 +136,15 @@ impl Active {
     #[cfg(feature = "http")]
     pub(super) fn process_of(&self, owners: &[usize]) -> Option<u32> {
         let state = self.state();
-        let fits = |activity: &&Activity| {
-            activity
-                .sample
-                .is_some_and(|sample| owners.contains(&sample))
-        };
         let found = state
             .activities
             .iter()
             .rev()
-            .find(fits)
+            .find(|activity| {
+                activity
+                    .sample
+                    .is_some_and(|sample| owners.contains(&sample))
+            })
             .or(state.activities.last());
         found.map(|activity| activity.process)
     }

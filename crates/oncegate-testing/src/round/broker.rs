@@ -44,7 +44,7 @@ struct State {
 /// A message that comes again only after another one.
 struct HeldBack {
     message: usize,
-    /// It goes on when one of these is acknowledged.
+    /// The messages of which one must be acknowledged before it goes on.
     until: BTreeSet<usize>,
 }
 
@@ -153,12 +153,15 @@ impl Group for EmbeddedBroker {
     fn hold_back(&self, message: usize, until: &[usize]) {
         self.change(|state| {
             let own = state.partition_of(message);
-            let is_elsewhere = |other: &usize| {
-                state.partition_of(*other) != own
-                    && !state.acked.contains(other)
-                    && *other != message
-            };
-            let until: BTreeSet<usize> = until.iter().copied().filter(is_elsewhere).collect();
+            let until: BTreeSet<usize> = until
+                .iter()
+                .copied()
+                .filter(|other| {
+                    state.partition_of(*other) != own
+                        && !state.acked.contains(other)
+                        && *other != message
+                })
+                .collect();
             state.held_back = (!until.is_empty()).then_some(HeldBack { message, until });
         });
     }
@@ -263,7 +266,7 @@ impl Partition {
     }
 }
 
-/// One process's connection to the broker.
+/// A process's connection to the broker.
 struct Member {
     number: u32,
     broker: Arc<EmbeddedBroker>,
@@ -307,27 +310,31 @@ impl Member {
         let taken: Vec<_> = {
             let mut state = self.broker.state();
             let taken = state.take(self.number, most);
-            let with_message = |(number, epoch): (usize, Option<(usize, u64)>)| {
-                Some((number, epoch, state.messages.get(number)?.clone()))
-            };
-            taken.into_iter().filter_map(with_message).collect()
+            taken
+                .into_iter()
+                .filter_map(|(number, epoch)| {
+                    Some((number, epoch, state.messages.get(number)?.clone()))
+                })
+                .collect()
         };
-        let deliver = |(number, epoch, message): (usize, Option<(usize, u64)>, Message)| {
-            self.broker
-                .recorder
-                .note(self.number, What::Delivered { message: number });
-            let handle = Handle {
-                number,
-                epoch,
-                member: self.number,
-                broker: Arc::clone(&self.broker),
-            };
-            Delivery {
-                message,
-                ack_handle: Arc::new(handle),
-            }
-        };
-        taken.into_iter().map(deliver).collect()
+        taken
+            .into_iter()
+            .map(|(number, epoch, message)| {
+                self.broker
+                    .recorder
+                    .note(self.number, What::Delivered { message: number });
+                let handle = Handle {
+                    number,
+                    epoch,
+                    member: self.number,
+                    broker: Arc::clone(&self.broker),
+                };
+                Delivery {
+                    message,
+                    ack_handle: Arc::new(handle),
+                }
+            })
+            .collect()
     }
 }
 
@@ -383,153 +390,5 @@ impl AckHandle for Handle {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use oncegate_runtime::Origin;
-
-    fn broker(messages: usize, partitions: usize) -> Arc<EmbeddedBroker> {
-        let message = |number: usize| {
-            (
-                number % partitions,
-                Message::new("samples", Origin::Other(number.to_string().into()), None),
-            )
-        };
-        EmbeddedBroker::new(
-            (0..messages).map(message).collect(),
-            partitions,
-            Rng::new(),
-            Arc::new(Recorder::new()),
-        )
-    }
-
-    async fn received(member: &Member, count: usize) -> Vec<Delivery> {
-        let mut deliveries = Vec::new();
-        while deliveries.len() < count {
-            deliveries.extend(
-                member
-                    .receive(count - deliveries.len())
-                    .await
-                    .unwrap()
-                    .unwrap(),
-            );
-        }
-        deliveries
-    }
-
-    #[tokio::test]
-    async fn what_is_not_acknowledged_comes_again_to_the_next_owner() {
-        let broker = broker(4, 1);
-        let first = Member {
-            number: 1,
-            broker: Arc::clone(&broker),
-        };
-        broker.join(1);
-        let deliveries = received(&first, 4).await;
-        deliveries[0].ack_handle.ack();
-        deliveries[2].ack_handle.ack();
-        broker.leave(1);
-        broker.join(2);
-        let second = Member {
-            number: 2,
-            broker: Arc::clone(&broker),
-        };
-        let again = received(&second, 3).await;
-        let origins: Vec<String> = again
-            .iter()
-            .map(|delivery| delivery.message.origin().to_string())
-            .collect();
-        assert_eq!(
-            origins,
-            ["1", "2", "3"],
-            "from the first that is not acknowledged"
-        );
-        assert!(
-            !deliveries[1].ack_handle.start(),
-            "the partition has another owner"
-        );
-        deliveries[1].ack_handle.ack();
-        assert_eq!(
-            broker.unacked(),
-            [1, 3],
-            "an ack of a former owner has no effect"
-        );
-        again.iter().for_each(|delivery| delivery.ack_handle.ack());
-        assert!(broker.unacked().is_empty());
-    }
-
-    #[tokio::test]
-    async fn a_message_that_is_held_back_comes_after_another() {
-        let broker = broker(2, 2);
-        let first = Member {
-            number: 1,
-            broker: Arc::clone(&broker),
-        };
-        broker.join(1);
-        assert_eq!(received(&first, 2).await.len(), 2);
-        broker.hold_back(0, &[0, 1]);
-        broker.leave(1);
-        broker.join(2);
-        let second = Member {
-            number: 2,
-            broker: Arc::clone(&broker),
-        };
-        let other = received(&second, 1).await;
-        assert_eq!(other[0].message.origin().to_string(), "1");
-        assert!(second.take(2).is_empty(), "it is held back");
-        other[0].ack_handle.ack();
-        assert_eq!(
-            received(&second, 1).await[0].message.origin().to_string(),
-            "0"
-        );
-        broker.hold_back(0, &[0, 1]);
-        broker.leave(2);
-        broker.join(3);
-        let third = Member {
-            number: 3,
-            broker: Arc::clone(&broker),
-        };
-        assert_eq!(
-            received(&third, 1).await.len(),
-            1,
-            "nothing is left that it could wait for"
-        );
-    }
-
-    #[tokio::test]
-    async fn a_copy_reaches_a_second_member_while_the_first_has_the_message() {
-        let broker = broker(1, 1);
-        broker.join(1);
-        broker.join(2);
-        let owner = received(
-            &Member {
-                number: 1,
-                broker: Arc::clone(&broker),
-            },
-            1,
-        )
-        .await;
-        broker.copy_to_others(0, 1);
-        let copy = received(
-            &Member {
-                number: 2,
-                broker: Arc::clone(&broker),
-            },
-            1,
-        )
-        .await;
-        assert!(owner[0].ack_handle.start() && copy[0].ack_handle.start());
-        broker.rewind();
-        assert_eq!(
-            received(
-                &Member {
-                    number: 1,
-                    broker: Arc::clone(&broker)
-                },
-                1
-            )
-            .await
-            .len(),
-            1
-        );
-    }
-}
+#[path = "broker_tests.rs"]
+mod tests;

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::Round;
+use super::faults::CallFault;
 use super::process::Process;
-use super::{CallFault, Round};
 use crate::history::{CallAnswer, What, digest};
 
 /// The longest step, in bytes; a longer one is cut.
@@ -43,13 +44,13 @@ pub struct EffectRequest<'a> {
     idempotency_key: Option<&'a str>,
 }
 
-/// Why the downstream service has not confirmed an effect.
+/// The reason why the downstream service has not confirmed an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DownstreamError {
-    /// It answered with status 500: the effect has not happened.
+    /// The service answered with status 500: the effect has not happened.
     #[error("the downstream service answers with status 500")]
     Refused,
-    /// It did not answer: the effect may have happened.
+    /// The service did not answer: the effect may have happened.
     #[error("the downstream service did not answer")]
     NoAnswer,
 }
@@ -153,7 +154,7 @@ struct FirstCall {
 }
 
 impl Ledger {
-    /// Whether each of these samples has had an effect.
+    /// Returns whether each of these samples has had an effect.
     pub(super) fn has_effects_of(&self, mut samples: impl Iterator<Item = usize>) -> bool {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         samples.all(|sample| state.samples.contains(&sample))
@@ -327,22 +328,22 @@ impl Round {
             CallFault::Late(time) => self.hold(time).await,
             CallFault::Freeze(time) => self.freeze(process, time).await,
             CallFault::Overlap { sample, at_most } => {
-                self.overlapped(process, sample, at_most).await
+                self.overlapped(process, sample, at_most).await;
             }
         }
         Ok(self.perform(process, request))
     }
 }
 
-/// Whether two bodies say the same. The trial spells numbers of duplicates differently, and a
-/// handler may pass them on.
+/// Returns whether two bodies say the same. The trial spells numbers of duplicates differently, and
+/// a handler may pass them on.
 fn is_same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Object(one), Value::Object(other)) => {
-            let is_there = |(name, value): (&String, &Value)| {
-                other.get(name).is_some_and(|other| is_same(value, other))
-            };
-            one.len() == other.len() && one.iter().all(is_there)
+            one.len() == other.len()
+                && one
+                    .iter()
+                    .all(|(name, value)| other.get(name).is_some_and(|other| is_same(value, other)))
         }
         (Value::Array(one), Value::Array(other)) => {
             one.len() == other.len()
@@ -359,7 +360,7 @@ fn is_same(one: &Value, other: &Value) -> bool {
     }
 }
 
-/// Whether two texts are one decimal number, with more or fewer zeros at its end.
+/// Returns whether two texts are one decimal number, with more or fewer zeros at its end.
 fn is_same_decimal(one: &str, other: &str) -> bool {
     one.parse::<f64>().is_ok() && other.parse::<f64>().is_ok() && shortened(one) == shortened(other)
 }

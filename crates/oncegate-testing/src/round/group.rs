@@ -1,5 +1,5 @@
-//! What delivers the messages of a round to its processes: the embedded broker, or a topic of a
-//! real one.
+//! The source of a round's messages for its processes: the embedded broker, or a topic of a real
+//! one.
 
 use std::sync::Arc;
 

@@ -61,13 +61,14 @@ impl fmt::Debug for LossyStore {
 #[async_trait]
 impl Store for LossyStore {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        let moved = |command: Command| Command {
-            key: self.moved(command.key),
-            ..command
-        };
-        self.inner
-            .execute(commands.into_iter().map(moved).collect())
-            .await
+        let moved = commands
+            .into_iter()
+            .map(|command| Command {
+                key: self.moved(command.key),
+                ..command
+            })
+            .collect();
+        self.inner.execute(moved).await
     }
 
     async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
@@ -102,32 +103,35 @@ mod tests {
     use oncegate_runtime::MemoryStore;
     use std::time::Duration;
 
+    async fn claim(store: &LossyStore, key: &StoreKey, token: u128) -> Verdict {
+        let operation = Operation::Claim {
+            token: Token::from_bits(token),
+            lease: Duration::from_secs(60),
+            fingerprint: None,
+            fenced: false,
+            longest_lease: Duration::MAX,
+        };
+        let command = Command {
+            key: key.clone(),
+            operation,
+        };
+        match store.execute_one(command).await {
+            Ok(Reply::Verdict { verdict, .. }) => verdict,
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[tokio::test]
     async fn after_a_loss_no_record_is_found_and_new_ones_are_kept() {
         let store = LossyStore::new(Arc::new(MemoryStore::new()));
         let key = StoreKey::new(&Scope::new("trial").unwrap(), Digest::from_bytes([7; 16]));
-        let claim = |token| {
-            let lease = Duration::from_secs(60);
-            let operation = Operation::Claim {
-                token: Token::from_bits(token),
-                lease,
-                fingerprint: None,
-                fenced: false,
-                longest_lease: Duration::MAX,
-            };
-            store.execute_one(Command {
-                key: key.clone(),
-                operation,
-            })
-        };
-        let verdict = |reply| match reply {
-            Ok(Reply::Verdict { verdict, .. }) => verdict,
-            other => panic!("{other:?}"),
-        };
         for token in [1, 3] {
-            assert!(matches!(verdict(claim(token).await), Verdict::Granted(_)));
             assert!(matches!(
-                verdict(claim(token + 1).await),
+                claim(&store, &key, token).await,
+                Verdict::Granted(_)
+            ));
+            assert!(matches!(
+                claim(&store, &key, token + 1).await,
                 Verdict::Busy { .. }
             ));
             assert!(matches!(

@@ -1,4 +1,4 @@
-//! One round: an embedded broker, a store, consumers that come and go, and the downstream service.
+//! A round: an embedded broker, a store, consumers that come and go, and the downstream service.
 //!
 //! `group` is what delivers: `broker`, or `remote` where a real broker does. `store` is a process's
 //! way to the store and `losses` what makes it lose its records, `downstream` the service that
@@ -8,6 +8,7 @@
 mod active;
 mod broker;
 mod downstream;
+mod faults;
 mod group;
 mod losses;
 mod process;
@@ -19,7 +20,7 @@ mod watched;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -56,9 +57,6 @@ const MALFORMED: &[u8] = b"{\"order\": \xff";
 /// A stored result that says that it is JSON, and ends too early.
 const UNDECODABLE: &[u8] = b"\x01{\"of another version\":";
 
-/// How many leases a run waits at most for another one beside it.
-const OVERLAP_LEASES: u32 = 2;
-
 /// The state of a round, which its processes share.
 pub(crate) struct Round {
     pub(crate) schedule: Schedule,
@@ -82,7 +80,7 @@ pub(crate) struct Round {
     ledger: downstream::Ledger,
     active: active::Active,
     processes: Mutex<Vec<Arc<Process>>>,
-    /// How many processes start, and can do nothing yet.
+    /// The number of processes that start, and can do nothing yet.
     starting: AtomicUsize,
     /// The round ends: calls that are held up go on, so that no handler waits for them.
     stopping: CancellationToken,
@@ -95,31 +93,60 @@ struct Sending {
     form: Form,
 }
 
-/// What the downstream service does with a call.
-#[derive(Clone, Copy, Debug)]
-enum CallFault {
-    Refuse,
-    KillBefore,
-    /// With the time after which a run is killed that makes no call.
-    KillAfter(Duration),
-    LoseAnswer,
-    NoAnswer(Duration),
-    Late(Duration),
-    Freeze(Duration),
-    /// The call goes on when another process runs the sample, too, or after this time.
-    Overlap {
-        sample: usize,
-        at_most: Duration,
-    },
+/// The messages of a round, as they are sent.
+#[derive(Default)]
+struct Sendings {
+    messages: Vec<(usize, Message)>,
+    sent: Vec<Sending>,
+    by_key: HashMap<StoreKey, usize>,
+    poison: BTreeSet<String>,
 }
 
-/// What happens at a completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CompletionFault {
-    KillBefore,
-    KillAfter,
-    Loss,
-    Undecodable,
+impl Sendings {
+    fn new(
+        schedule: &Schedule,
+        samples: &Samples,
+        key: &CompiledKey,
+        route: &Arc<str>,
+        rng: &mut Rng,
+        recorder: &Recorder,
+    ) -> Self {
+        let mut all = Self::default();
+        for (number, planned) in schedule.messages.iter().enumerate() {
+            let payload = match planned.form {
+                Form::Original => samples.original(planned.sample),
+                Form::Duplicate => samples.duplicate(planned.sample, rng),
+                Form::Poison => samples.poison(planned.sample, rng),
+                Form::Malformed => MALFORMED.into(),
+            };
+            if planned.form == Form::Poison {
+                all.poison.extend(samples.foreign_values(&payload));
+            }
+            let origin = Origin::Kafka {
+                topic: Arc::clone(route),
+                partition: partition_number(planned.partition),
+                offset: i64::try_from(number).unwrap_or(i64::MAX),
+            };
+            let message = Message::new(Arc::clone(route), origin, Some(payload));
+            let store_key = key.derive(route, &message).ok();
+            let what = What::Produced {
+                message: number,
+                sample: planned.sample,
+                form: planned.form,
+                key: store_key.as_ref().map(key_name),
+            };
+            recorder.note(None, what);
+            if let Some(store_key) = store_key {
+                all.by_key.entry(store_key).or_insert(number);
+            }
+            all.sent.push(Sending {
+                sample: planned.sample,
+                form: planned.form,
+            });
+            all.messages.push((planned.partition, message));
+        }
+        all
+    }
 }
 
 impl Round {
@@ -132,50 +159,25 @@ impl Round {
         scope: Scope,
         settings: Arc<RoundSettings>,
     ) -> Arc<Self> {
-        let route = &settings.route;
         let mut rng = Rng::with_seed(schedule.seed);
         let recorder = Arc::new(Recorder::new());
-        let (mut messages, mut sent, mut by_key) = (Vec::new(), Vec::new(), HashMap::new());
-        let mut poison = BTreeSet::new();
-        for (number, planned) in schedule.messages.iter().enumerate() {
-            let payload = match planned.form {
-                Form::Original => samples.original(planned.sample),
-                Form::Duplicate => samples.duplicate(planned.sample, &mut rng),
-                Form::Poison => samples.poison(planned.sample, &mut rng),
-                Form::Malformed => MALFORMED.into(),
-            };
-            if planned.form == Form::Poison {
-                poison.extend(samples.foreign_values(&payload));
-            }
-            let offset = i64::try_from(number).unwrap_or(i64::MAX);
-            let partition = partition_number(planned.partition);
-            let origin = Origin::Kafka {
-                topic: Arc::clone(route),
-                partition,
-                offset,
-            };
-            let message = Message::new(Arc::clone(route), origin, Some(payload));
-            let store_key = key.derive(route, &message).ok();
-            let digest = store_key.as_ref().map(key_name);
-            let what = What::Produced {
-                message: number,
-                sample: planned.sample,
-                form: planned.form,
-                key: digest,
-            };
-            recorder.note(None, what);
-            if let Some(store_key) = store_key {
-                by_key.entry(store_key).or_insert(number);
-            }
-            sent.push(Sending {
-                sample: planned.sample,
-                form: planned.form,
-            });
-            messages.push((planned.partition, message));
-        }
+        let Sendings {
+            messages,
+            sent,
+            by_key,
+            poison,
+        } = Sendings::new(
+            &schedule,
+            &samples,
+            key,
+            &settings.route,
+            &mut rng,
+            &recorder,
+        );
         let losses = Arc::new(LossyStore::new(store));
         let store = faulty(&schedule, Arc::clone(&losses), settings.lease, rng.u64(..));
-        let (partitions, noted) = (schedule.partitions, Arc::clone(&recorder));
+        let partitions = schedule.partitions;
+        let noted = Arc::clone(&recorder);
         let group: Arc<dyn Group> = match topic {
             Some(topic) => RemoteGroup::new(topic, messages, partitions, noted),
             None => EmbeddedBroker::new(messages, partitions, rng.fork(), noted),
@@ -272,12 +274,11 @@ impl Round {
         process: &Process,
         body: &serde_json::Value,
     ) -> (Option<usize>, Option<u64>, bool) {
-        match has_any(body, &self.poison) {
-            true => (None, None, false),
-            false => self
-                .active
-                .context(process.number, &self.samples.owners(body)),
+        if has_any(body, &self.poison) {
+            return (None, None, false);
         }
+        self.active
+            .context(process.number, &self.samples.owners(body))
     }
 
     /// The samples that the body of an effect fits best; none for an effect of poison, whatever
@@ -343,131 +344,6 @@ impl Round {
         self.group.rewind();
     }
 
-    /// Takes the first fault that waits for this sample and begins in this way.
-    fn strike(&self, sample: usize, begins: impl Fn(Fault) -> bool) -> Option<Strike> {
-        let mut strikes = self.strikes();
-        let place = strikes
-            .iter()
-            .position(|strike| strike.sample == sample && begins(strike.fault))?;
-        Some(strikes.swap_remove(place))
-    }
-
-    fn strikes(&self) -> MutexGuard<'_, Vec<Strike>> {
-        self.strikes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What happens to a call for this sample. Faults of the broker and the store begin here and
-    /// let the call go on.
-    fn call_fault(&self, process: &Process, sample: Option<usize>) -> Option<CallFault> {
-        let needs_call = |fault: Fault| !self.begins_with_runs(fault);
-        self.begin_fault(process, sample?, |fault| {
-            fault.strikes_a_call() && needs_call(fault)
-        })
-    }
-
-    /// What happens to a run for this sample that begins. Where a witness lists the effects, there
-    /// may be no calls that faults can begin with.
-    fn run_fault(&self, process: &Process, sample: Option<usize>) -> Option<CallFault> {
-        self.begin_fault(process, sample?, |fault| {
-            fault.strikes_a_call() && self.begins_with_runs(fault)
-        })
-    }
-
-    fn begins_with_runs(&self, fault: Fault) -> bool {
-        self.settings.witness.is_some() && !fault.concerns_the_answer()
-    }
-
-    fn begin_fault(
-        &self,
-        process: &Process,
-        sample: usize,
-        begins: impl Fn(Fault) -> bool,
-    ) -> Option<CallFault> {
-        let Strike { fault, tenths, .. } = self.strike(sample, begins)?;
-        let lease = self.settings.lease;
-        let time = lease * tenths / 10;
-        self.recorder.note(
-            process.number,
-            What::FaultBegan {
-                fault,
-                sample: Some(sample),
-            },
-        );
-        match fault {
-            Fault::Refused => Some(CallFault::Refuse),
-            Fault::KillBeforeEffect => Some(CallFault::KillBefore),
-            Fault::KillAfterEffect => Some(CallFault::KillAfter(time / 10)),
-            Fault::KillThenDuplicate => {
-                let message = self.active.message_of(process.number, sample);
-                let of_sample =
-                    (0..self.sent.len()).filter(|other| self.sample_of(*other) == Some(sample));
-                if let Some(message) = message {
-                    self.group
-                        .hold_back(message, &of_sample.collect::<Vec<_>>());
-                }
-                // A run without calls is killed at its end: its effect is complete.
-                Some(CallFault::KillAfter(Duration::MAX))
-            }
-            Fault::OverlappingRuns => {
-                self.losses.lose_records();
-                if let Some(message) = self.active.message_of(process.number, sample) {
-                    self.group.copy_to_others(message, process.number);
-                }
-                Some(CallFault::Overlap {
-                    sample,
-                    at_most: lease * OVERLAP_LEASES,
-                })
-            }
-            Fault::AnswerLost => Some(CallFault::LoseAnswer),
-            Fault::NoAnswer => Some(CallFault::NoAnswer(time)),
-            Fault::LateAnswer => Some(CallFault::Late(time)),
-            Fault::Freeze => Some(CallFault::Freeze(time)),
-            Fault::Rebalance => {
-                self.group.rotate();
-                Some(CallFault::Late(lease / 10))
-            }
-            Fault::TwoConsumers => {
-                if let Some(message) = self
-                    .sent
-                    .iter()
-                    .position(|sending| sending.sample == sample)
-                {
-                    self.group.copy_to_others(message, process.number);
-                }
-                Some(CallFault::Late(time))
-            }
-            Fault::StoreOutage => {
-                let until = Instant::now() + time;
-                *self
-                    .store_away_until
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner) = Some(until);
-                None
-            }
-            _ => None,
-        }
-    }
-
-    /// What happens at the completion of this key.
-    fn completion_fault(&self, key: &StoreKey, process: u32) -> Option<CompletionFault> {
-        let sample = self.sample_of(*self.by_key.get(key)?)?;
-        let Strike { fault, .. } = self.strike(sample, Fault::strikes_a_completion)?;
-        self.recorder.note(
-            process,
-            What::FaultBegan {
-                fault,
-                sample: Some(sample),
-            },
-        );
-        match fault {
-            Fault::KillBeforeCompleted => Some(CompletionFault::KillBefore),
-            Fault::KillAfterCompleted => Some(CompletionFault::KillAfter),
-            Fault::StoreLoss => Some(CompletionFault::Loss),
-            Fault::UndecodableResults => Some(CompletionFault::Undecodable),
-            _ => None,
-        }
-    }
-
     /// From now on the stored result of this key is one that no handler can read, and its
     /// duplicates come.
     fn spoil_result(&self, key: StoreKey) {
@@ -511,9 +387,8 @@ fn partition_number(partition: usize) -> i32 {
 
 /// The store behind a network that loses requests and replies, if the round has that fault.
 fn faulty(schedule: &Schedule, store: Arc<LossyStore>, lease: Duration, seed: u64) -> FaultStore {
-    let faults = match schedule.has(Fault::LostReplies) {
-        false => Faults::default(),
-        true => Faults {
+    let faults = if schedule.has(Fault::LostReplies) {
+        Faults {
             unavailable: 0.05,
             reply_lost: 0.2,
             request_lost: 0.1,
@@ -521,7 +396,9 @@ fn faulty(schedule: &Schedule, store: Arc<LossyStore>, lease: Duration, seed: u6
             slow_reply: 0.1,
             max_delay: lease / 4,
             ..Faults::default()
-        },
+        }
+    } else {
+        Faults::default()
     };
     FaultStore::new(store, faults, seed).sleep_with(tokio::time::sleep)
 }

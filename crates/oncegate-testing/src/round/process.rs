@@ -1,4 +1,4 @@
-//! One consumer process of a round, as far as faults concern it.
+//! A consumer process of a round, as far as faults concern it.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;

@@ -40,15 +40,15 @@ pub(crate) struct RemoteGroup {
 
 #[derive(Default)]
 struct TopicState {
-    /// How often each message is sent, by its number.
+    /// The number of times that each message is sent, by its number.
     sent: Vec<usize>,
     /// The places in the topic that are acknowledged, by the number of the message.
     acked: BTreeMap<usize, BTreeSet<String>>,
-    /// What each process has received and not acknowledged.
+    /// The messages that each process has received and not acknowledged.
     held: BTreeMap<u32, BTreeSet<usize>>,
 }
 
-/// What the topic has to do.
+/// An action of the topic.
 enum Action {
     /// Messages with the partitions to which they are sent.
     Send(Vec<(usize, usize)>),
@@ -113,9 +113,9 @@ impl RemoteGroup {
         match action {
             Action::Rebalance => self.topic.rebalance().await,
             Action::Send(sending) => {
-                let message = |number: usize| self.messages.get(number).map(|(_, message)| message);
                 let sent = sending.into_iter().filter_map(|(partition, number)| {
-                    Some(self.topic.send(partition, number, message(number)?))
+                    let (_, message) = self.messages.get(number)?;
+                    Some(self.topic.send(partition, number, message))
                 });
                 try_join_all(sent).await.map(drop)
             }
@@ -171,12 +171,10 @@ impl Group for RemoteGroup {
 
     fn unacked(&self) -> Vec<usize> {
         let state = self.state();
-        let acked = |number: usize| state.acked.get(&number).map_or(0, BTreeSet::len);
-        let open = state
-            .sent
-            .iter()
-            .enumerate()
-            .filter(|(number, sent)| acked(*number) < **sent);
+        let open = state.sent.iter().enumerate().filter(|(number, sent)| {
+            let acked = state.acked.get(number).map_or(0, BTreeSet::len);
+            acked < **sent
+        });
         open.map(|(number, _)| number).collect()
     }
 
@@ -185,7 +183,7 @@ impl Group for RemoteGroup {
     }
 }
 
-/// One process's member of the group.
+/// A process's member of the group.
 struct RemoteMember {
     inner: Arc<dyn Source>,
     process: u32,
@@ -289,7 +287,7 @@ impl Source for RemoteMember {
 /// Acknowledges one delivery.
 struct RemoteHandle {
     number: usize,
-    /// Where the message is in the topic: copies of it are elsewhere.
+    /// The position of the message in the topic: copies of it are elsewhere.
     place: String,
     process: u32,
     inner: Arc<dyn AckHandle>,

@@ -12,7 +12,6 @@ use oncegate_runtime::consumer::{BadKeys, DeadLetterLimit};
 use oncegate_runtime::{Backoff, BoxError, Consumer, ConsumerError, Gate, OnStoreLoss, Ordering};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
-use tokio_util::sync::CancellationToken;
 
 use super::process::Process;
 use super::store::ProcessStore;
@@ -29,9 +28,9 @@ const MAX_ATTEMPTS: u32 = 25;
 /// The waits between attempts, in parts of a lease.
 const FIRST_WAIT_PARTS: u32 = 40;
 const LONGEST_WAIT_PARTS: u32 = 2;
-/// How long running handlers may go on after a stop, in milliseconds.
+/// The time for which running handlers may go on after a stop, in milliseconds.
 pub(crate) const STOP_DEADLINE_MS: u64 = 20_000;
-/// How long a process may take to end in all, its worker included.
+/// The time that a process may take to end in all, its worker included.
 const STOP_LIMIT: Duration = Duration::from_secs(90);
 /// A round in which nothing happens for this long is given up. A handler that is too slow for that
 /// has no time limit.
@@ -49,13 +48,13 @@ pub(crate) type ChangeGate = dyn Fn(Gate) -> Gate + Send + Sync;
 /// Changes the consumer of a process.
 pub(crate) type ChangeConsumer = dyn Fn(Consumer) -> Consumer + Send + Sync;
 
-/// What every round has in common.
+/// The settings that every round has in common.
 pub(crate) struct RoundSettings {
     pub(crate) key: Key,
     pub(crate) lease: Duration,
     pub(crate) launch: Arc<dyn Launch>,
     pub(crate) route: Arc<str>,
-    /// What the scopes of rounds begin with.
+    /// The beginning of the scopes of rounds.
     pub(crate) scope: Scope,
     pub(crate) open: Box<OpenStore>,
     /// `None`: each round has an embedded one.
@@ -65,14 +64,14 @@ pub(crate) struct RoundSettings {
     pub(crate) witness: Option<Box<dyn Witness>>,
 }
 
-/// Why a round has no history.
+/// The reason why a round has no history.
 pub(crate) enum RoundError {
     Launch(BoxError),
     Broker(BoxError),
     Witness(BoxError),
 }
 
-/// How a process has ended.
+/// The end of a process.
 enum Ending {
     Killed,
     Stopped,
@@ -111,16 +110,9 @@ pub(crate) async fn play(round: Arc<Round>) -> Result<Vec<Event>, RoundError> {
 
 /// Starts the processes, and returns when all have ended.
 async fn play_processes(round: &Arc<Round>) -> Result<(), BoxError> {
-    let stop = round.stopping.clone();
     let mut processes = JoinSet::new();
-    let spawn = |processes: &mut JoinSet<_>| {
-        let process = round.new_process();
-        let number = process.number;
-        processes.spawn(live(Arc::clone(round), process, stop.clone()));
-        number
-    };
     for _ in 0..round.schedule.consumers {
-        spawn(&mut processes);
+        processes.spawn(live(Arc::clone(round), round.new_process()));
     }
     {
         let mut finishing = std::pin::pin!(finished(round));
@@ -130,7 +122,10 @@ async fn play_processes(round: &Arc<Round>) -> Result<(), BoxError> {
                 ended = processes.join_next() => match ended {
                     Some(Ok(ended)) => {
                         let _: Ending = ended?;
-                        if spawn(&mut processes) >= MOST_PROCESSES {
+                        let next = round.new_process();
+                        let number = next.number;
+                        processes.spawn(live(Arc::clone(round), next));
+                        if number >= MOST_PROCESSES {
                             break;
                         }
                     }
@@ -150,7 +145,7 @@ async fn play_processes(round: &Arc<Round>) -> Result<(), BoxError> {
         round.recorder.note(None, What::Unfinished { message });
     }
     round.recorder.note(None, What::Stopping);
-    stop.cancel();
+    round.stopping.cancel();
     let ended = timeout(STOP_LIMIT, async {
         while let Some(ended) = processes.join_next().await {
             let _: Ending = ended.map_err(BoxError::from)??;
@@ -209,21 +204,22 @@ async fn finished(round: &Round) {
 
 /// The messages that are not finished, without poison: a handler may try that as often as it likes.
 fn unfinished(round: &Round) -> Vec<usize> {
-    let counts = |number: &usize| {
-        round
-            .sent
-            .get(*number)
-            .is_some_and(|sending| sending.form != Form::Poison)
-    };
-    round.group.unacked().into_iter().filter(counts).collect()
+    round
+        .group
+        .unacked()
+        .into_iter()
+        .filter(|number| {
+            round
+                .sent
+                .get(*number)
+                .is_some_and(|sending| sending.form != Form::Poison)
+        })
+        .collect()
 }
 
 /// The life of one process: until it is killed, or has stopped.
-async fn live(
-    round: Arc<Round>,
-    process: Arc<Process>,
-    stop: CancellationToken,
-) -> Result<Ending, BoxError> {
+async fn live(round: Arc<Round>, process: Arc<Process>) -> Result<Ending, BoxError> {
+    let stop = round.stopping.clone();
     let settings = Arc::clone(&round.settings);
     let downstream = Downstream {
         round: Arc::clone(&round),
@@ -299,23 +295,14 @@ impl Drop for StartingProcess {
 }
 
 fn note_end(round: &Round, process: &Process, ended: Result<(), ConsumerError>) {
-    // A store that is away at the start is one of the faults.
-    let is_fault = |error: &ConsumerError| {
-        matches!(
-            error,
-            ConsumerError::Gate(oncegate_runtime::GateError::Store(_))
-        )
+    let error = match ended {
+        // A store that is away at the start is one of the faults.
+        Ok(()) | Err(ConsumerError::Gate(oncegate_runtime::GateError::Store(_))) => return,
+        Err(error) => error.to_string(),
     };
-    if let Err(error) = ended
-        && !is_fault(&error)
-    {
-        round.recorder.note(
-            process.number,
-            What::ConsumerFailed {
-                error: error.to_string(),
-            },
-        );
-    }
+    round
+        .recorder
+        .note(process.number, What::ConsumerFailed { error });
 }
 
 fn gate(round: &Arc<Round>, process: &Arc<Process>) -> Gate {

@@ -10,8 +10,9 @@ use oncegate_core::record::State;
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::{Checkup, Command, RecordSnapshot, Store, StoreError};
 
+use super::Round;
+use super::faults::CompletionFault;
 use super::process::Process;
-use super::{CompletionFault, Round};
 use crate::history::What;
 
 /// The store as one process reaches it.
@@ -47,10 +48,8 @@ impl ProcessStore {
 
     async fn one(&self, command: Command) -> Result<Reply, StoreError> {
         self.reach().await?;
-        let (key, completes) = (
-            command.key.clone(),
-            matches!(command.operation, Operation::Complete { .. }),
-        );
+        let key = command.key.clone();
+        let completes = matches!(command.operation, Operation::Complete { .. });
         let claims = matches!(command.operation, Operation::Claim { .. });
         let fault = if completes {
             self.round.completion_fault(&key, self.process.number)
@@ -66,6 +65,7 @@ impl ProcessStore {
             .execute_one(command)
             .await
             .map(|reply| self.with_result(&key, reply));
+        // Noted before a kill: the store has the change, whatever becomes of the process.
         match (&reply, self.round.name_of(&key)) {
             (Ok(Reply::Verdict { verdict, .. }), Some(key)) if claims => {
                 self.round.recorder.note(
@@ -145,11 +145,10 @@ impl Store for ProcessStore {
         match self.reach().await {
             Ok(()) => {
                 let read = self.inner.read(keys.clone()).await;
-                let with_result =
-                    |(read, key): (Result<Option<RecordSnapshot>, StoreError>, &StoreKey)| {
-                        Ok(read?.map(|snapshot| self.with_result_of(key, snapshot)))
-                    };
-                read.into_iter().zip(&keys).map(with_result).collect()
+                read.into_iter()
+                    .zip(&keys)
+                    .map(|(read, key)| Ok(read?.map(|snapshot| self.with_result_of(key, snapshot))))
+                    .collect()
             }
             Err(error) => keys.iter().map(|_| Err(error.clone())).collect(),
         }

@@ -13,8 +13,9 @@ use oncegate_runtime::{
     Handler, Message,
 };
 
+use super::Round;
+use super::faults::CallFault;
 use super::process::Process;
-use super::{CallFault, Round};
 use crate::history::{Outcome, What, digest};
 use crate::launch::Start;
 
@@ -140,7 +141,7 @@ impl<H: Handler> Handler for Watched<H> {
     }
 }
 
-/// Each message of a batch has a run of its own.
+/// Gives each message of a batch a run of its own.
 impl<H: BatchHandler> BatchHandler for Watched<H> {
     type Output = H::Output;
 
@@ -148,9 +149,10 @@ impl<H: BatchHandler> BatchHandler for Watched<H> {
         &self,
         batch: &[BatchMessage],
     ) -> Result<Vec<Result<H::Output, Failure>>, Failure> {
-        let begun =
-            |one: &BatchMessage| self.begun(one.message(), one.attempt(), Some(batch.len()));
-        let mut guards: Vec<RunGuard> = batch.iter().map(begun).collect();
+        let mut guards: Vec<RunGuard> = batch
+            .iter()
+            .map(|one| self.begun(one.message(), one.attempt(), Some(batch.len())))
+            .collect();
         let batch: Vec<BatchMessage> = batch
             .iter()
             .zip(&guards)
@@ -163,13 +165,13 @@ impl<H: BatchHandler> BatchHandler for Watched<H> {
         let ended = {
             let work = self.under_fault(fault, self.inner.handle(&batch));
             let mut work = std::pin::pin!(work);
-            let cancelled = async |one: &BatchMessage, run: u64| {
-                one.attempt().cancelled().await;
-                run
-            };
-            let runs = batch.iter().zip(&guards);
-            let mut cancelled: FuturesUnordered<_> = runs
-                .map(|(one, guard)| cancelled(one, guard.open.run))
+            let mut cancelled: FuturesUnordered<_> = batch
+                .iter()
+                .zip(&guards)
+                .map(|(one, guard)| async move {
+                    one.attempt().cancelled().await;
+                    guard.open.run
+                })
                 .collect();
             loop {
                 tokio::select! {
@@ -275,10 +277,12 @@ impl<H: BatchHandler> Watched<H> {
 impl<H: Send + Sync> Watched<H> {
     /// Writes the beginning of a run down; `batch` is the number of messages in its batch.
     fn begun(&self, message: &Message, attempt: &Attempt, batch: Option<usize>) -> RunGuard {
-        let (number, process) = (self.round.number_of(message), self.process.number);
+        let number = self.round.number_of(message);
+        let process = self.process.number;
         let sample = self.round.sample_of(number);
         let run = self.round.active.begin(process, number, sample, false);
-        let (attempt, recovered) = (attempt.number(), attempt.recovered());
+        let recovered = attempt.recovered();
+        let attempt = attempt.number();
         self.round.recorder.note(
             process,
             What::Began {
@@ -344,7 +348,8 @@ impl<H: Send + Sync> Watched<H> {
     }
 
     fn told(&self, message: &Message) -> Told<'_> {
-        let (number, process) = (self.round.number_of(message), self.process.number);
+        let number = self.round.number_of(message);
+        let process = self.process.number;
         self.round
             .recorder
             .note(process, What::ToldOfDuplicate { message: number });

@@ -24,7 +24,7 @@ impl BatchHandler for Billing {
         &self,
         batch: &[BatchMessage],
     ) -> Result<Vec<Result<String, Failure>>, Failure> {
-        let charge = async |one: &BatchMessage| {
+        Ok(join_all(batch.iter().map(async |one| {
             let (order, key): (Value, _) = (
                 one.message().json()?,
                 one.attempt().idempotency_key("charge"),
@@ -36,8 +36,8 @@ impl BatchHandler for Billing {
                 .send()
                 .await?;
             Ok(answer["receipt"].to_string())
-        };
-        Ok(join_all(batch.iter().map(charge)).await)
+        }))
+        .await)
     }
 }
 
@@ -56,9 +56,9 @@ fn histories(fault: Fault) -> Vec<Vec<Event>> {
         .seed(seed)
         .faults([fault]);
     let (rounds, _) = trial.prepared().unwrap();
-    let play = async |round| rounds.play(round).await.unwrap().events;
+
     (1..=ROUNDS)
-        .map(|round| runtime.block_on(play(round)))
+        .map(|round| runtime.block_on(rounds.play(round)).unwrap().events)
         .collect()
 }
 
@@ -74,13 +74,15 @@ fn runs_in_batches(history: &[Event]) -> impl Iterator<Item = (u64, Option<u32>)
     })
 }
 
-/// How a run ended: once.
+/// Returns how a run ended, and checks that it ended once.
 fn outcome_of(begun: u64, history: &[Event]) -> Outcome {
-    let ended = |event: &Event| match event.what {
-        What::Ended { run, outcome, .. } if run == begun => Some(outcome),
-        _ => None,
-    };
-    let ends: Vec<Outcome> = history.iter().filter_map(ended).collect();
+    let ends: Vec<Outcome> = history
+        .iter()
+        .filter_map(|event| match event.what {
+            What::Ended { run, outcome, .. } if run == begun => Some(outcome),
+            _ => None,
+        })
+        .collect();
     let [outcome] = ends[..] else {
         panic!("run {begun} ended {} times: {history:#?}", ends.len())
     };
@@ -89,7 +91,8 @@ fn outcome_of(begun: u64, history: &[Event]) -> Outcome {
 
 #[test]
 fn each_message_of_a_batch_has_its_own_outcome() {
-    let (mut completed, mut failed) = (0, 0);
+    let mut completed = 0;
+    let mut failed = 0;
     for history in histories(Fault::Refused) {
         for (begun, _) in runs_in_batches(&history) {
             let call = history.iter().find_map(|event| match event.what {
@@ -145,16 +148,14 @@ fn a_freeze_cancels_the_messages_of_a_batch() {
 fn a_kill_drops_every_message_of_a_batch() {
     let mut dropped = 0;
     for history in histories(Fault::KillAfterEffect) {
-        let killed = |process| {
-            history
-                .iter()
-                .position(|event| event.what == What::Killed && event.process == process)
-        };
         for (begun, process) in runs_in_batches(&history) {
-            let ended =
-                |event: &Event| matches!(event.what, What::Ended { run, .. } if run == begun);
-            let was_killed =
-                killed(process).is_some_and(|at| history.iter().position(ended) > Some(at));
+            let killed = history
+                .iter()
+                .position(|event| event.what == What::Killed && event.process == process);
+            let ended = history
+                .iter()
+                .position(|event| matches!(event.what, What::Ended { run, .. } if run == begun));
+            let was_killed = killed.is_some() && ended > killed;
             assert_eq!(
                 outcome_of(begun, &history) == Outcome::Dropped,
                 was_killed,

@@ -17,7 +17,7 @@ pub enum Decoder {
     Json,
     /// Base64 with the alphabet of MIME or of URLs, with padding or without.
     Base64,
-    /// One or more members of gzip.
+    /// Gzip, of one or more members.
     Gzip,
 }
 

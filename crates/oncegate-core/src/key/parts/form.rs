@@ -9,8 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::super::spec::{Nothing, OneOrMany};
 use super::{Blank, KeyCase, Literal, Part, Place, PlaceSource, When};
 
-/// All that a table of a place, a part or a condition may have. Each of them refuses what belongs
-/// to another.
+/// Every setting that a table of a place, a part or a condition may have. Each kind of table
+/// refuses the settings of the others.
 #[derive(Serialize, Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 struct Table {

@@ -273,7 +273,7 @@ impl KeyCase {
         }
     }
 
-    /// All messages that no earlier case takes. It must be the last one.
+    /// Creates the case of all messages that no earlier case takes. It must be the last one.
     pub fn otherwise<P: Into<Part>>(parts: impl IntoIterator<Item = P>) -> Self {
         Self {
             when: None,
@@ -400,6 +400,7 @@ pub(super) fn canonical_cases(cases: &[KeyCase]) -> Result<Vec<KeyCase>, KeySpec
             }),
             None => None,
         };
+        // What stands behind a case without a condition would never be used.
         if canonical
             .last()
             .is_some_and(|earlier| earlier.when.is_none())
@@ -421,15 +422,15 @@ pub(super) fn canonical_cases(cases: &[KeyCase]) -> Result<Vec<KeyCase>, KeySpec
     Ok(canonical)
 }
 
-/// Whether a message without a payload can have no key: each case has a part that only the payload
-/// has.
+/// Returns whether a message without a payload can have no key: each case has a part that only the
+/// payload has.
 pub(super) fn need_payload(parts: &[Part]) -> bool {
     parts
         .iter()
         .any(|part| !part.optional && part.places.iter().all(Place::is_in_payload))
 }
 
-/// Whether any place is in the payload.
+/// Returns whether any place is in the payload.
 pub(super) fn read_payload(parts: &[Part]) -> bool {
     parts
         .iter()

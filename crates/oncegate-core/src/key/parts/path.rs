@@ -22,10 +22,6 @@ impl PlacePath {
         if text.len() > MAX_PATH_BYTES {
             return Err(path::too_long(text));
         }
-        let refuse = |problem| KeySpecError::BadDecoder {
-            path: text.to_owned(),
-            problem,
-        };
         let mut segments = path::split_unescaped(text, '|');
         let first = segments.next().unwrap_or_default();
         let is_root = first.is_empty() && text.starts_with('|');
@@ -40,15 +36,19 @@ impl PlacePath {
                 .split_once('.')
                 .map_or((segment, None), |(a, b)| (a, Some(b)));
             let decoder: Decoder = name.parse().map_err(|()| {
-                refuse("only json, base64 and gzip may follow a `|`; a `|` in a name is `\\|`")
+                bad_decoder(
+                    text,
+                    "only json, base64 and gzip may follow a `|`; a `|` in a name is `\\|`",
+                )
             })?;
             if inner.is_some() && decoder != Decoder::Json {
-                return Err(refuse(
+                return Err(bad_decoder(
+                    text,
                     "only `|json` gives a document that a path may go into",
                 ));
             }
             if steps.len() == MAX_DECODERS {
-                return Err(refuse("it has too many decoders"));
+                return Err(bad_decoder(text, "it has too many decoders"));
             }
             spelt.push('|');
             spelt.push_str(name);
@@ -75,6 +75,13 @@ impl PlacePath {
     pub(super) fn plain(text: &str) -> Option<String> {
         let path = Self::parse(text).ok()?;
         path.steps.is_empty().then(|| path.text.replace("\\|", "|"))
+    }
+}
+
+fn bad_decoder(path: &str, problem: &'static str) -> KeySpecError {
+    KeySpecError::BadDecoder {
+        path: path.to_owned(),
+        problem,
     }
 }
 

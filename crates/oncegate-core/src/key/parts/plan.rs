@@ -11,7 +11,7 @@ use super::{Blank, KeyCase, Literal, MAX_DECODERS, Part, Place, PlaceSource, Whe
 /// The compiled parts of a key.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Composed {
-    /// Whether the cases are those of a specification, or the one set of parts.
+    /// `true` for the cases of a specification; `false` for a single set of parts.
     pub(super) has_cases: bool,
     pub(super) cases: Vec<CasePlan>,
     /// The texts to decode. The n-th has the number n + 1: number 0 is the payload.

@@ -320,7 +320,7 @@ fn write_bytes(
     })
 }
 
-/// Whether a written value equals a literal. Bytes equal a string with these bytes.
+/// Returns whether a written value equals a literal. Bytes equal a string with these bytes.
 fn is_equal(value: &[u8], literal: &[u8]) -> bool {
     match (value.split_first(), literal.split_first()) {
         (Some((&encode::TAG_BYTES, value)), Some((&encode::TAG_STRING, literal))) => {

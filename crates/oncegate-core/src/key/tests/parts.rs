@@ -165,16 +165,18 @@ fn parts_share_a_key_only_with_equal_values() {
     let seed = fastrand::u64(..);
     let rng = &mut Rng::with_seed(seed);
     let all = ["a", "b|json.x", "h"];
-    let part = |place: &str| match place {
-        "h" => r#"{"header":"h","optional":true,"blank":"value"}"#.to_owned(),
-        path => format!(r#"{{"path":"{path}","optional":true,"blank":"value"}}"#),
-    };
     // Specifications with the same places under different conditions, and the old forms beside
     // them.
     let mut keys: Vec<(String, CompiledKey, Vec<usize>)> = Vec::new();
     for mask in 1..8_usize {
         let used: Vec<usize> = (0..3).filter(|at| mask >> at & 1 == 1).collect();
-        let parts: Vec<String> = used.iter().map(|at| part(all[*at])).collect();
+        let parts: Vec<String> = used
+            .iter()
+            .map(|at| match all[*at] {
+                "h" => r#"{"header":"h","optional":true,"blank":"value"}"#.to_owned(),
+                path => format!(r#"{{"path":"{path}","optional":true,"blank":"value"}}"#),
+            })
+            .collect();
         let parts = parts.join(",");
         for spec in [
             format!(r#"{{"parts":[{parts}]}}"#),

@@ -107,11 +107,10 @@ fn notifications_of_aws_are_known_by_their_content() {
     );
     let spec = r#"{"parts":["Records.0.eventName","Records.0.s3.bucket.name","Records.0.s3.object.key",
         "Records.0.s3.object.sequencer",{"path":"Records.0.s3.object.versionId","optional":true}]}"#;
-    let event = |time: &str, sequencer: &str| {
+    let messages = [("x", "E5"), ("y", "E5"), ("x", "E6")].map(|(time, sequencer)| {
         format!(
             r#"{{"Records":[{{"eventTime":"{time}","eventName":"ObjectCreated:Put","s3":{{"bucket":{{"name":"in"}},"object":{{"key":"a.csv","sequencer":"{sequencer}"}}}}}}]}}"#
         )
-    };
-    let messages = [event("x", "E5"), event("y", "E5"), event("x", "E6")];
+    });
     check_payloads(spec, [&messages[0], &messages[1], &messages[2]]);
 }

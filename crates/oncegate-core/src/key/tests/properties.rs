@@ -178,7 +178,8 @@ fn keys_are_equal_exactly_when_documents_are() {
         } else {
             tree(rng, 1)
         };
-        let (first, second) = (spelt(&one, rng), spelt(&two, rng));
+        let first = spelt(&one, rng);
+        let second = spelt(&two, rng);
         for (key, first, second) in [
             (&whole, first.clone(), second.clone()),
             (
@@ -187,17 +188,13 @@ fn keys_are_equal_exactly_when_documents_are() {
                 format!("{{\"b\":{first},\"\\u0061\":{second}}}"),
             ),
         ] {
-            let keys = (
-                key.derive("orders", &KeyInput::payload(&first)),
-                key.derive("orders", &KeyInput::payload(&second)),
-            );
-            let (Ok(a), Ok(b)) = &keys else {
-                let refused = |key: &Result<_, KeyError>| {
-                    key.as_ref()
-                        .is_err_and(|error| matches!(error.kind(), "blank" | "null_field"))
-                };
+            let keys =
+                [&first, &second].map(|payload| key.derive("orders", &KeyInput::payload(payload)));
+            let [Ok(a), Ok(b)] = &keys else {
                 assert!(
-                    refused(&keys.0) || refused(&keys.1),
+                    keys.iter()
+                        .flat_map(|key| key.as_ref().err())
+                        .any(|error| matches!(error.kind(), "blank" | "null_field")),
                     "seed {seed}: {first} {second} {keys:?}"
                 );
                 continue;
@@ -242,7 +239,9 @@ fn exceptions_are_as_if_they_were_not_there() {
             .cloned()
             .collect();
         for (name, member) in &mut kept {
-            if let (true, Tree::Object(inner)) = (name == "b", member) {
+            if name == "b"
+                && let Tree::Object(inner) = member
+            {
                 inner.retain(|(name, _)| name != "a");
             }
         }
@@ -256,7 +255,8 @@ fn exceptions_are_as_if_they_were_not_there() {
     }
 }
 
-/// All inputs of a key, with separators, prefixes and look-alikes on both sides of every boundary.
+/// Checks all inputs of a key, with separators, prefixes and look-alikes on both sides of every
+/// boundary.
 // invariant: shared-record
 #[test]
 fn no_two_inputs_share_a_key() {

@@ -4,19 +4,6 @@ use super::super::*;
 
 #[test]
 fn one_specification_from_rust_file_and_command_line() {
-    #[track_caller]
-    fn check(key: &Key, json: &str, text: Option<&str>) {
-        assert_eq!(&serde_json::from_str::<Key>(json).unwrap(), key, "{json}");
-        assert_eq!(&json.parse::<Key>().unwrap(), key, "{json}");
-        assert_eq!(&key.to_string().parse::<Key>().unwrap(), key);
-        assert_eq!(
-            &serde_json::from_str::<Key>(&serde_json::to_string(key).unwrap()).unwrap(),
-            key
-        );
-        if let Some(text) = text {
-            assert_eq!(&text.parse::<Key>().unwrap(), key, "{text}");
-        }
-    }
     check(
         &Key::json(["order_id", "customer.id"]),
         r#"{"json":["order_id","customer.id"]}"#,
@@ -79,38 +66,50 @@ fn one_specification_from_rust_file_and_command_line() {
     );
 }
 
+#[track_caller]
+fn check(key: &Key, json: &str, text: Option<&str>) {
+    assert_eq!(&serde_json::from_str::<Key>(json).unwrap(), key, "{json}");
+    assert_eq!(&json.parse::<Key>().unwrap(), key, "{json}");
+    assert_eq!(&key.to_string().parse::<Key>().unwrap(), key);
+    assert_eq!(
+        &serde_json::from_str::<Key>(&serde_json::to_string(key).unwrap()).unwrap(),
+        key
+    );
+    if let Some(text) = text {
+        assert_eq!(&text.parse::<Key>().unwrap(), key, "{text}");
+    }
+}
+
 #[test]
 fn a_stream_under_another_name_has_the_keys_of_the_first() {
     let scope = Scope::new("billing").unwrap();
     let order = KeyInput::payload(r#"{"order_id":7}"#);
-    let key = |key: Key, route: &str| key.compile(&scope).unwrap().derive(route, &order).unwrap();
-    let plain = || Key::json(["order_id"]);
-    let orders = key(plain(), "orders");
-    assert_ne!(key(plain(), "eu.orders"), orders);
-    assert_eq!(key(plain().route("orders"), "eu.orders"), orders);
-    assert_eq!(key(plain().route("orders"), "orders"), orders);
-    let mirrored = || {
-        plain()
-            .route_of("eu.orders", "orders")
-            .route_of("eu.refunds", "refunds")
-    };
-    assert_eq!(key(mirrored(), "eu.orders"), orders);
-    assert_eq!(key(mirrored(), "orders"), orders, "others keep their own");
-    assert_eq!(key(mirrored(), "eu.refunds"), key(plain(), "refunds"));
-    assert_eq!(key(mirrored().route("rest"), "eu.orders"), orders);
-    assert_eq!(
-        key(mirrored().route("rest"), "us.orders"),
-        key(plain(), "rest")
-    );
+    let key = |key: &Key, route: &str| key.compile(&scope).unwrap().derive(route, &order).unwrap();
+    let plain = Key::json(["order_id"]);
+    let orders = key(&plain, "orders");
+    assert_ne!(key(&plain, "eu.orders"), orders);
+    let routed = plain.clone().route("orders");
+    assert_eq!(key(&routed, "eu.orders"), orders);
+    assert_eq!(key(&routed, "orders"), orders);
+    let mirrored = plain
+        .clone()
+        .route_of("eu.orders", "orders")
+        .route_of("eu.refunds", "refunds");
+    assert_eq!(key(&mirrored, "eu.orders"), orders);
+    assert_eq!(key(&mirrored, "orders"), orders, "others keep their own");
+    assert_eq!(key(&mirrored, "eu.refunds"), key(&plain, "refunds"));
     // Not a part of the specification: the scope's records stay those of the same key.
     assert_eq!(
-        serde_json::to_string(&mirrored()).unwrap(),
-        serde_json::to_string(&plain()).unwrap()
+        serde_json::to_string(&mirrored).unwrap(),
+        serde_json::to_string(&plain).unwrap()
     );
+    let with_rest = mirrored.route("rest");
+    assert_eq!(key(&with_rest, "eu.orders"), orders);
+    assert_eq!(key(&with_rest, "us.orders"), key(&plain, "rest"));
     for bad in [
-        plain().route(" "),
-        plain().route_of("", "orders"),
-        plain().route_of("eu.orders", ""),
+        plain.clone().route(" "),
+        plain.clone().route_of("", "orders"),
+        plain.clone().route_of("eu.orders", ""),
     ] {
         assert!(
             bad.check().unwrap_err().to_string().contains("route"),
@@ -191,16 +190,16 @@ fn what_is_wrong_is_said_with_what_to_do() {
 
 #[test]
 fn a_custom_key_cannot_be_written_down_but_described() {
-    let make = |version| {
+    let [first, again, second, third] = [1, 1, 2, 3].map(|version| {
         Key::custom("csv", version, |_: &dyn KeySource, _: &mut KeyParts<'_>| {
             Ok(())
         })
-    };
-    let error = serde_json::to_string(&make(1)).unwrap_err().to_string();
+    });
+    let error = serde_json::to_string(&first).unwrap_err().to_string();
     assert!(error.contains("`csv` is a function"), "{error}");
-    assert_eq!(make(1), make(1));
-    assert_ne!(make(1), make(2));
-    let text = Descriptor::new(&make(3), None).unwrap();
+    assert_eq!(first, again);
+    assert_ne!(first, second);
+    let text = Descriptor::new(&third, None).unwrap();
     assert_eq!(
         text.as_str(),
         r#"{"format":1,"key":{"custom":{"name":"csv","version":3}},"fingerprint":null}"#

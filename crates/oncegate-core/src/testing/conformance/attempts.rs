@@ -1,6 +1,6 @@
 //! Cases for the counting of attempts and the recovery after a crash.
 
-use super::{APPLIED, LEASE, STEP, StoreUnderTest};
+use super::bench::{APPLIED, LEASE, STEP, StoreUnderTest};
 use crate::record::{MAX_ATTEMPTS_COUNTED, Recovery, State, TAIL};
 use crate::rules::ReleaseCause;
 
@@ -224,7 +224,8 @@ pub(super) async fn attempts_stay_at_the_limit(subject: &StoreUnderTest<'_>) {
 }
 
 pub(super) async fn a_crash_is_remembered_for_days(subject: &StoreUnderTest<'_>) {
-    let (remembered, forgotten) = (subject.key("remembered"), subject.key("forgotten"));
+    let remembered = subject.key("remembered");
+    let forgotten = subject.key("forgotten");
     for key in [&remembered, &forgotten] {
         subject.granted(key, subject.token()).await;
     }
@@ -240,7 +241,8 @@ pub(super) async fn a_crash_is_remembered_for_days(subject: &StoreUnderTest<'_>)
 }
 
 pub(super) async fn a_release_is_remembered_for_days(subject: &StoreUnderTest<'_>) {
-    let (remembered, forgotten) = (subject.key("remembered"), subject.key("forgotten"));
+    let remembered = subject.key("remembered");
+    let forgotten = subject.key("forgotten");
     for key in [&remembered, &forgotten] {
         let token = subject.token();
         subject.granted(key, token).await;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{APPLIED, LEASE, STEP, StoreUnderTest, completion, join_all};
+use super::bench::{APPLIED, LEASE, STEP, StoreUnderTest, completion, join_all};
 use crate::key::StoreKey;
 use crate::record::Token;
 use crate::rules::{Grant, Operation, Reply, Verdict};
@@ -109,9 +109,11 @@ pub(super) async fn empty_batches_are_answered(subject: &StoreUnderTest<'_>) {
 
 pub(super) async fn many_keys_are_read_at_once(subject: &StoreUnderTest<'_>) {
     let keys = many(subject, MANY);
-    let present = |index: usize| index.is_multiple_of(2);
-    let claims = keys.iter().enumerate().filter(|(index, _)| present(*index));
-    let claims = claims.map(|(_, (key, token))| claim(key, *token)).collect();
+    let claims = keys
+        .iter()
+        .step_by(2)
+        .map(|(key, token)| claim(key, *token))
+        .collect();
     subject.store.execute(claims).await;
 
     let mut asked: Vec<StoreKey> = keys.iter().map(|(key, _)| key.clone()).collect();
@@ -124,7 +126,8 @@ pub(super) async fn many_keys_are_read_at_once(subject: &StoreUnderTest<'_>) {
     );
     for (index, answer) in found.into_iter().enumerate() {
         let record = answer.expect("the store answers");
-        assert_eq!(record.is_some(), present(index % MANY), "key {index}");
+        let is_claimed = (index % MANY).is_multiple_of(2);
+        assert_eq!(record.is_some(), is_claimed, "key {index}");
     }
 }
 
@@ -147,7 +150,8 @@ pub(super) async fn one_of_many_takes_over(subject: &StoreUnderTest<'_>) {
 /// Claims one key concurrently. Returns how many claims are granted; all others must be busy.
 async fn granted_among(subject: &StoreUnderTest<'_>, key: &StoreKey, claimants: usize) -> usize {
     let claims = (0..claimants).map(|_| {
-        let (store, command) = (Arc::clone(&subject.store), claim(key, subject.token()));
+        let store = Arc::clone(&subject.store);
+        let command = claim(key, subject.token());
         async move { store.execute(vec![command]).await.pop() }
     });
     let mut granted = 0;
@@ -168,7 +172,8 @@ async fn granted_among(subject: &StoreUnderTest<'_>, key: &StoreKey, claimants: 
 }
 
 pub(super) async fn concurrent_repeats_of_a_complete_are_held(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     let repeats = (0..32).map(|_| {
         let command = Command {

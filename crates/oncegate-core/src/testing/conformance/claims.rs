@@ -1,11 +1,12 @@
 //! Cases for claims, leases and fencing tokens.
 
-use super::{APPLIED, LEASE, SLACK, STEP, StoreUnderTest};
+use super::bench::{APPLIED, LEASE, SLACK, STEP, StoreUnderTest};
 use crate::record::{Recovery, State};
 use crate::rules::{Grant, ReleaseCause, Reply, Verdict};
 
 pub(super) async fn an_absent_key_is_granted(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     let grant = subject.granted(&key, token).await;
     assert_eq!(
         grant,
@@ -33,7 +34,8 @@ pub(super) async fn an_absent_key_is_granted(subject: &StoreUnderTest<'_>) {
 }
 
 pub(super) async fn a_live_claim_is_busy(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     let before = subject.content(&key).await;
     let retry_in = subject.busy(&key).await;
@@ -58,7 +60,9 @@ pub(super) async fn a_live_claim_is_busy(subject: &StoreUnderTest<'_>) {
 }
 
 pub(super) async fn a_claim_whose_lease_is_over_is_taken_over(subject: &StoreUnderTest<'_>) {
-    let (key, first, second) = (subject.key("a"), subject.token(), subject.token());
+    let key = subject.key("a");
+    let first = subject.token();
+    let second = subject.token();
     subject.granted(&key, first).await;
     subject.pass(&key, 2 * STEP).await;
     let grant = subject.granted(&key, second).await;
@@ -80,7 +84,8 @@ pub(super) async fn a_claim_whose_lease_is_over_is_taken_over(subject: &StoreUnd
 }
 
 pub(super) async fn the_same_token_gets_the_same_grant_again(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     let first = subject.granted_fenced(&key, token).await;
     assert_eq!(subject.granted_fenced(&key, token).await, first);
     subject.pass(&key, 2 * STEP).await;
@@ -98,7 +103,8 @@ pub(super) async fn the_same_token_gets_the_same_grant_again(subject: &StoreUnde
 
 // invariant: clock-goes-back
 pub(super) async fn a_lease_beyond_the_longest_of_the_scope_is_cut(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     // As after a clock that went back: more is left than any owner has asked for.
     assert_eq!(subject.extend(&key, token, 100 * LEASE).await, APPLIED);
@@ -135,7 +141,8 @@ pub(super) async fn a_lease_beyond_the_longest_of_the_scope_is_cut(subject: &Sto
 }
 
 pub(super) async fn an_extend_keeps_a_claim_alive(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     for _ in 0..5 {
         subject.pass(&key, STEP).await;
@@ -148,15 +155,19 @@ pub(super) async fn an_extend_keeps_a_claim_alive(subject: &StoreUnderTest<'_>) 
 }
 
 pub(super) async fn an_extend_never_moves_a_lease_back(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     assert_eq!(subject.extend(&key, token, LEASE - STEP).await, APPLIED);
     subject.pass(&key, STEP).await;
     subject.busy(&key).await;
 }
 
-pub(super) async fn an_extend_revives_a_lease_that_nobody_took(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+pub(super) async fn an_extend_revives_a_lease_that_was_not_taken_over(
+    subject: &StoreUnderTest<'_>,
+) {
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     subject.pass(&key, 3 * STEP).await;
     assert_eq!(subject.extend(&key, token, LEASE).await, APPLIED);
@@ -177,7 +188,8 @@ pub(super) async fn an_extend_by_a_stranger_is_lost(subject: &StoreUnderTest<'_>
 }
 
 pub(super) async fn an_extend_recreates_nothing(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     assert_eq!(subject.extend(&key, token, LEASE).await, Reply::NotOwner);
     assert_eq!(subject.read(&key).await, None);
     subject.granted(&key, token).await;
@@ -192,7 +204,8 @@ pub(super) async fn an_extend_recreates_nothing(subject: &StoreUnderTest<'_>) {
 
 pub(super) async fn an_extend_after_the_own_end_is_held(subject: &StoreUnderTest<'_>) {
     for end in ["complete", "release", "fail"] {
-        let (key, token) = (subject.key(end), subject.token());
+        let key = subject.key(end);
+        let token = subject.token();
         subject.granted(&key, token).await;
         let reply = match end {
             "complete" => subject.complete(&key, token, "done").await,
@@ -246,10 +259,11 @@ pub(super) async fn a_fencing_token_only_grows(subject: &StoreUnderTest<'_>) {
 }
 
 pub(super) async fn a_fencing_token_grows_over_a_lost_record(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     let first = subject.granted_fenced(&key, token).await.fencing_token;
     assert_eq!(subject.complete(&key, token, "done").await, APPLIED);
-    subject.pass(&key, super::RETENTION + STEP).await;
+    subject.pass(&key, super::bench::RETENTION + STEP).await;
     let second = subject
         .granted_fenced(&key, subject.token())
         .await
@@ -258,7 +272,8 @@ pub(super) async fn a_fencing_token_grows_over_a_lost_record(subject: &StoreUnde
 }
 
 pub(super) async fn a_claim_without_a_fencing_token_gets_none(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted_fenced(&key, token).await;
     subject.pass(&key, 2 * STEP).await;
     assert_eq!(

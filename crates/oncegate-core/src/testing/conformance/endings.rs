@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{APPLIED, LEASE, RETENTION, SLACK, STEP, StoreUnderTest, completion, done};
+use super::bench::{APPLIED, LEASE, RETENTION, SLACK, STEP, StoreUnderTest, completion, done};
 use crate::record::{MAX_REASON_BYTES, Recovery, State};
 use crate::rules::{Operation, ReleaseCause, Reply, Verdict};
 
 pub(super) async fn a_completed_key_answers_with_its_result(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     assert_eq!(subject.complete(&key, token, "first").await, APPLIED);
     let result = Bytes::from_static(b"first");
@@ -34,8 +35,9 @@ pub(super) async fn a_completed_key_answers_with_its_result(subject: &StoreUnder
     }
 }
 
-pub(super) async fn a_late_complete_is_held_while_nobody_took_over(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+pub(super) async fn a_late_complete_counts_before_a_takeover(subject: &StoreUnderTest<'_>) {
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     subject.pass(&key, 2 * STEP).await;
     assert_eq!(subject.complete(&key, token, "late").await, APPLIED);
@@ -44,7 +46,9 @@ pub(super) async fn a_late_complete_is_held_while_nobody_took_over(subject: &Sto
 
 // invariant: stale-owner
 pub(super) async fn a_complete_after_a_takeover_is_lost(subject: &StoreUnderTest<'_>) {
-    let (key, first, second) = (subject.key("a"), subject.token(), subject.token());
+    let key = subject.key("a");
+    let first = subject.token();
+    let second = subject.token();
     subject.granted(&key, first).await;
     subject.pass(&key, 2 * STEP).await;
     subject.granted(&key, second).await;
@@ -68,7 +72,8 @@ pub(super) async fn a_complete_after_a_takeover_is_lost(subject: &StoreUnderTest
 
 // invariant: second-run-of-completed
 pub(super) async fn a_repeated_complete_keeps_the_first_result(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     assert_eq!(subject.complete(&key, token, "first").await, APPLIED);
     assert_eq!(subject.complete(&key, token, "second").await, APPLIED);
@@ -89,8 +94,10 @@ pub(super) async fn a_complete_by_a_stranger_is_lost(subject: &StoreUnderTest<'_
 }
 
 pub(super) async fn a_complete_after_another_end_is_lost(subject: &StoreUnderTest<'_>) {
-    let (released, failed) = (subject.key("released"), subject.key("failed"));
-    let (first, second) = (subject.token(), subject.token());
+    let released = subject.key("released");
+    let failed = subject.key("failed");
+    let first = subject.token();
+    let second = subject.token();
     subject.granted(&released, first).await;
     assert_eq!(
         subject
@@ -111,7 +118,8 @@ pub(super) async fn a_complete_after_another_end_is_lost(subject: &StoreUnderTes
 }
 
 pub(super) async fn a_complete_of_a_lost_claim_recreates_the_record(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     let print = super::super::fingerprint(1, 7);
     let complete = Operation::Complete {
         token,
@@ -147,7 +155,8 @@ pub(super) async fn a_complete_of_a_lost_claim_recreates_the_record(subject: &St
 
 // invariant: second-run-of-completed
 pub(super) async fn a_completed_record_lasts_for_its_retention(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     let result = Bytes::from_static(b"done");
     let complete = Operation::Complete {
@@ -166,7 +175,8 @@ pub(super) async fn a_completed_record_lasts_for_its_retention(subject: &StoreUn
 }
 
 pub(super) async fn a_very_long_retention_is_kept(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     let retention = Duration::from_secs(100 * 366 * 86_400);
     subject.granted(&key, token).await;
     let result = Bytes::from_static(b"done");
@@ -182,7 +192,8 @@ pub(super) async fn a_very_long_retention_is_kept(subject: &StoreUnderTest<'_>) 
 }
 
 pub(super) async fn a_released_key_waits_for_its_delay(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     assert_eq!(
         subject
@@ -217,7 +228,8 @@ pub(super) async fn a_released_key_waits_for_its_delay(subject: &StoreUnderTest<
 }
 
 pub(super) async fn a_repeated_release_changes_nothing(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     assert_eq!(
         subject
@@ -259,7 +271,8 @@ pub(super) async fn a_release_by_a_stranger_is_lost(subject: &StoreUnderTest<'_>
 }
 
 pub(super) async fn a_failed_key_says_why(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     assert_eq!(subject.fail(&key, token, "no such account").await, APPLIED);
     let failed = Verdict::Failed {
@@ -283,7 +296,8 @@ pub(super) async fn a_failed_key_says_why(subject: &StoreUnderTest<'_>) {
 }
 
 pub(super) async fn a_failed_record_lasts_for_its_retention(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     let fail = Operation::Fail {
         token,
@@ -301,7 +315,8 @@ pub(super) async fn a_failed_record_lasts_for_its_retention(subject: &StoreUnder
 }
 
 pub(super) async fn a_repeated_fail_changes_nothing(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     assert_eq!(subject.fail(&key, token, "first").await, APPLIED);
     assert_eq!(
@@ -350,7 +365,8 @@ pub(super) async fn reasons_are_cut_at_whole_characters(subject: &StoreUnderTest
         ),
     ];
     for (index, (given, kept)) in cases.into_iter().enumerate() {
-        let (key, token) = (subject.key(&format!("release-{index}")), subject.token());
+        let key = subject.key(&format!("release-{index}"));
+        let token = subject.token();
         subject.granted(&key, token).await;
         let release = Operation::Release {
             token,
@@ -365,7 +381,8 @@ pub(super) async fn reasons_are_cut_at_whole_characters(subject: &StoreUnderTest
             "{state:?}"
         );
 
-        let (key, token) = (subject.key(&format!("fail-{index}")), subject.token());
+        let key = subject.key(&format!("fail-{index}"));
+        let token = subject.token();
         subject.granted(&key, token).await;
         assert_eq!(subject.fail(&key, token, &given).await, APPLIED);
         let failed = Verdict::Failed {
@@ -379,24 +396,17 @@ pub(super) async fn reasons_are_cut_at_whole_characters(subject: &StoreUnderTest
 
 pub(super) async fn results_of_every_size_come_back(subject: &StoreUnderTest<'_>) {
     let all_bytes: Vec<u8> = (0..=u8::MAX).collect();
-    let long = |length: usize| {
-        all_bytes
-            .iter()
-            .copied()
-            .cycle()
-            .take(length)
-            .collect::<Vec<u8>>()
-    };
     let results = [
         ("empty", Vec::new()),
         ("zero", vec![0]),
         ("no-text", vec![0xff]),
         ("all-bytes", all_bytes.clone()),
-        ("64-kib", long(64 << 10)),
-        ("1-mib", long(1 << 20)),
+        ("64-kib", all_bytes.repeat(256)),
+        ("1-mib", all_bytes.repeat(4_096)),
     ];
     for (name, result) in results {
-        let (key, token) = (subject.key(name), subject.token());
+        let key = subject.key(name);
+        let token = subject.token();
         let result = Bytes::from(result);
         subject.granted(&key, token).await;
         let complete = Operation::Complete {
@@ -433,7 +443,8 @@ pub(super) async fn results_of_every_size_come_back(subject: &StoreUnderTest<'_>
             "a read alters it: {name}"
         );
     }
-    let (key, token) = (subject.key("after"), subject.token());
+    let key = subject.key("after");
+    let token = subject.token();
     subject.granted(&key, token).await;
     assert_eq!(
         subject.apply(&key, completion(token, "done")).await,
@@ -443,8 +454,10 @@ pub(super) async fn results_of_every_size_come_back(subject: &StoreUnderTest<'_>
 
 pub(super) async fn the_shortest_retention_ends(subject: &StoreUnderTest<'_>) {
     let retention = Duration::from_millis(1);
-    let (completed, failed) = (subject.key("completed"), subject.key("failed"));
-    let (first, second) = (subject.token(), subject.token());
+    let completed = subject.key("completed");
+    let failed = subject.key("failed");
+    let first = subject.token();
+    let second = subject.token();
     subject.granted(&completed, first).await;
     let result = Bytes::from_static(b"done");
     let complete = Operation::Complete {

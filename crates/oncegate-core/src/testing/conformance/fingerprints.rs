@@ -1,7 +1,7 @@
 //! Cases for the same key with other content.
 
 use super::super::fingerprint;
-use super::{APPLIED, STEP, StoreUnderTest};
+use super::bench::{APPLIED, STEP, StoreUnderTest};
 use crate::rules::{Reply, Verdict};
 
 pub(super) async fn another_fingerprint_is_a_mismatch_in_every_state(subject: &StoreUnderTest<'_>) {
@@ -63,7 +63,8 @@ pub(super) async fn another_specification_is_not_compared(subject: &StoreUnderTe
 }
 
 pub(super) async fn the_record_keeps_the_fingerprint_of_the_claim(subject: &StoreUnderTest<'_>) {
-    let (first, second) = (fingerprint(1, 1), fingerprint(2, 2));
+    let first = fingerprint(1, 1);
+    let second = fingerprint(2, 2);
     for (key, state) in subject.in_every_state(Some(first)).await {
         let record = subject.read(&key).await.expect("every state has a record");
         assert_eq!(record.fingerprint, Some(first), "{state}");

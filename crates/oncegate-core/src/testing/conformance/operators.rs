@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{APPLIED, LEASE, RETENTION, STEP, StoreUnderTest, completion};
+use super::bench::{APPLIED, LEASE, RETENTION, STEP, StoreUnderTest, completion};
+use crate::key::StoreKey;
 use crate::record::{Recovery, State, TokenTag};
 use crate::rules::{Operation, REOPENED, ReleaseCause, Reply, Verdict};
 use crate::store::{DeadLetterStop, Epoch, Halt, ScopeDescriptor, StoreError};
 
 pub(super) async fn a_hand_over_marks_a_failed_record(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     assert_eq!(subject.fail(&key, token, "broken").await, APPLIED);
     for _ in 0..2 {
@@ -55,7 +57,8 @@ pub(super) async fn a_hand_over_of_anything_else_is_lost(subject: &StoreUnderTes
             assert_eq!(subject.read(&key).await, before, "{state}");
         }
     }
-    let (absent, by) = (subject.key("absent"), subject.token().tag());
+    let absent = subject.key("absent");
+    let by = subject.token().tag();
     assert_eq!(
         subject.apply(&absent, Operation::HandOver { by }).await,
         Reply::NotOwner
@@ -65,7 +68,9 @@ pub(super) async fn a_hand_over_of_anything_else_is_lost(subject: &StoreUnderTes
 
 // invariant: late-hand-over
 pub(super) async fn a_late_hand_over_does_not_mark_a_newer_failure(subject: &StoreUnderTest<'_>) {
-    let (key, first, second) = (subject.key("a"), subject.token(), subject.token());
+    let key = subject.key("a");
+    let first = subject.token();
+    let second = subject.token();
     subject.granted(&key, first).await;
     assert_eq!(subject.fail(&key, first, "broken").await, APPLIED);
     let expected = subject.read(&key).await.expect("a failed key has a record");
@@ -124,7 +129,9 @@ pub(super) async fn a_reopened_key_starts_again_from_every_state(subject: &Store
 }
 
 pub(super) async fn a_reopen_compares_the_record(subject: &StoreUnderTest<'_>) {
-    let (key, first, second) = (subject.key("a"), subject.token(), subject.token());
+    let key = subject.key("a");
+    let first = subject.token();
+    let second = subject.token();
     subject.granted(&key, first).await;
     let seen = subject
         .read(&key)
@@ -196,7 +203,8 @@ pub(super) async fn a_reopen_compares_the_record(subject: &StoreUnderTest<'_>) {
 }
 
 pub(super) async fn a_reopen_ignores_the_time_that_is_left(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     let expected = subject
         .read(&key)
@@ -211,7 +219,8 @@ pub(super) async fn a_reopen_ignores_the_time_that_is_left(subject: &StoreUnderT
 }
 
 pub(super) async fn a_reopen_takes_the_claim_away(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     subject.granted(&key, token).await;
     let expected = subject
         .read(&key)
@@ -238,7 +247,8 @@ pub(super) async fn a_reopen_takes_the_claim_away(subject: &StoreUnderTest<'_>) 
 }
 
 pub(super) async fn a_fencing_token_grows_over_a_reopen(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     let first = subject.granted_fenced(&key, token).await.fencing_token;
     let expected = subject
         .read(&key)
@@ -268,10 +278,8 @@ pub(super) async fn a_read_shows_the_record_and_changes_nothing(subject: &StoreU
 
 // invariant: key-spec-changed
 pub(super) async fn descriptors_are_compared_and_set(subject: &StoreUnderTest<'_>) {
-    let (ours, theirs) = (
-        subject.bench.scope("descriptors-ours"),
-        subject.bench.scope("descriptors-theirs"),
-    );
+    let ours = subject.bench.scope("descriptors-ours");
+    let theirs = subject.bench.scope("descriptors-theirs");
     let store = &subject.store;
     let one = store
         .describe(&ours, None, "one")
@@ -306,7 +314,8 @@ pub(super) async fn descriptors_are_compared_and_set(subject: &StoreUnderTest<'_
 }
 
 pub(super) async fn asking_for_a_descriptor_changes_nothing(subject: &StoreUnderTest<'_>) {
-    let (scope, store) = (subject.bench.scope("asked-for"), &subject.store);
+    let scope = subject.bench.scope("asked-for");
+    let store = &subject.store;
     for _ in 0..2 {
         assert_eq!(
             store.descriptor(&scope).await.expect("the store answers"),
@@ -324,7 +333,8 @@ pub(super) async fn asking_for_a_descriptor_changes_nothing(subject: &StoreUnder
 pub(super) async fn a_descriptor_with_every_mark_is_read_as_it_was_written(
     subject: &StoreUnderTest<'_>,
 ) {
-    let (scope, store) = (subject.bench.scope("marks"), &subject.store);
+    let scope = subject.bench.scope("marks");
+    let store = &subject.store;
     let first = ScopeDescriptor::new("{\"key\":\"ä\"}", Epoch::from_bits(7));
     let stop = DeadLetterStop {
         at_ms: 1,
@@ -361,14 +371,11 @@ pub(super) async fn a_descriptor_with_every_mark_is_read_as_it_was_written(
 
 // invariant: garbage-as-answer
 pub(super) async fn a_spoilt_record_is_never_an_answer(subject: &StoreUnderTest<'_>) {
-    let (key, token) = (subject.key("a"), subject.token());
+    let key = subject.key("a");
+    let token = subject.token();
     if !subject.bench.spoil(&key).await {
         return;
     }
-    let unreadable = |answer: Result<(), StoreError>, what: &str| match answer {
-        Err(StoreError::Unreadable { key: named, .. }) => assert_eq!(named, key, "{what}"),
-        other => panic!("{what}: {other:?}"),
-    };
     let lease = LEASE;
     let operations = [
         Operation::Claim {
@@ -402,17 +409,26 @@ pub(super) async fn a_spoilt_record_is_never_an_answer(subject: &StoreUnderTest<
     ];
     for operation in operations {
         let what = format!("{operation:?}");
-        unreadable(subject.try_apply(&key, operation).await.map(|_| ()), &what);
+        assert_unreadable(&key, subject.try_apply(&key, operation).await, &what);
     }
     let mut answers = subject.store.read(vec![key.clone()]).await;
-    unreadable(answers.pop().expect("one answer").map(|_| ()), "read");
+    assert_unreadable(&key, answers.pop().expect("one answer"), "read");
     // The calls above have not overwritten the value, and they have no effect on other keys.
     let hand_over = Operation::HandOver { by: token.tag() };
-    unreadable(
-        subject.try_apply(&key, hand_over).await.map(|_| ()),
-        "afterwards",
-    );
+    assert_unreadable(&key, subject.try_apply(&key, hand_over).await, "afterwards");
     subject.granted(&subject.key("b"), subject.token()).await;
+}
+
+#[track_caller]
+fn assert_unreadable<T: std::fmt::Debug>(
+    key: &StoreKey,
+    answer: Result<T, StoreError>,
+    what: &str,
+) {
+    match answer {
+        Err(StoreError::Unreadable { key: named, .. }) => assert_eq!(named, *key, "{what}"),
+        other => panic!("{what}: {other:?}"),
+    }
 }
 
 pub(super) async fn the_check_names_the_store(subject: &StoreUnderTest<'_>) {

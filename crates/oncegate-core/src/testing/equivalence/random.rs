@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{PLANTED_FENCING_TOKENS, STEP};
+use super::STEP;
+use super::kinds::PLANTED_FENCING_TOKENS;
 use crate::key::Fingerprint;
 use crate::record::{
     FencingToken, MAX_REASON_BYTES, Record, Recovery, State, StoreTime, TAIL, Token, TokenTag,
@@ -126,32 +127,7 @@ impl Choices {
     ) -> Operation {
         let token = self.token(record);
         match self.random.u8(..100) {
-            0..36 => {
-                let fingerprint = self.fingerprint();
-                let fenced = if self.random.u8(..5) > 0 {
-                    self.fenced
-                } else {
-                    !self.fenced
-                };
-                // A claim often comes from another owner.
-                let token = if self.random.bool() {
-                    token
-                } else {
-                    self.pick(self.tokens)
-                };
-                let longest_lease = if self.random.u8(..4) > 0 {
-                    Duration::MAX
-                } else {
-                    self.half_steps()
-                };
-                Operation::Claim {
-                    token,
-                    lease: self.half_steps(),
-                    fingerprint,
-                    fenced,
-                    longest_lease,
-                }
-            }
+            0..36 => self.claim(token),
             36..48 => Operation::Extend {
                 token,
                 lease: self.half_steps(),
@@ -174,7 +150,8 @@ impl Choices {
                     ReleaseCause::NotStarted,
                     ReleaseCause::Discarded,
                 ];
-                let (end, reason) = (self.pick(ends), self.reason());
+                let end = self.pick(ends);
+                let reason = self.reason();
                 Operation::Release {
                     token,
                     delay: self.half_steps(),
@@ -201,6 +178,33 @@ impl Choices {
                     by: self.failed_by(record),
                 },
             },
+        }
+    }
+
+    /// A claim by this owner or, just as often, by another one.
+    fn claim(&mut self, token: Token) -> Operation {
+        let fingerprint = self.fingerprint();
+        let fenced = if self.random.u8(..5) > 0 {
+            self.fenced
+        } else {
+            !self.fenced
+        };
+        let token = if self.random.bool() {
+            token
+        } else {
+            self.pick(self.tokens)
+        };
+        let longest_lease = if self.random.u8(..4) > 0 {
+            Duration::MAX
+        } else {
+            self.half_steps()
+        };
+        Operation::Claim {
+            token,
+            lease: self.half_steps(),
+            fingerprint,
+            fenced,
+            longest_lease,
         }
     }
 

@@ -28,23 +28,27 @@ fn wall_clock() -> StoreTime {
 impl Store for Port {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         let mut records = self.records.lock().unwrap();
-        let execute = |Command { key, operation }| {
-            let (record, reply) = (self.rules)(wall_clock(), records.remove(&key), &operation);
-            records.extend(record.map(|record| (key, record)));
-            Ok(reply)
-        };
-        commands.into_iter().map(execute).collect()
+        commands
+            .into_iter()
+            .map(|Command { key, operation }| {
+                let (record, reply) = (self.rules)(wall_clock(), records.remove(&key), &operation);
+                records.extend(record.map(|record| (key, record)));
+                Ok(reply)
+            })
+            .collect()
     }
 
     async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
-        let (now, records) = (wall_clock(), self.records.lock().unwrap());
-        let read = |key| {
-            Ok(records.get(&key).map(|record| RecordSnapshot {
-                now,
-                record: record.clone(),
-            }))
-        };
-        keys.into_iter().map(read).collect()
+        let now = wall_clock();
+        let records = self.records.lock().unwrap();
+        keys.into_iter()
+            .map(|key| {
+                Ok(records.get(&key).map(|record| RecordSnapshot {
+                    now,
+                    record: record.clone(),
+                }))
+            })
+            .collect()
     }
 
     async fn describe(&self, _: &Scope, _: Option<&str>, _: &str) -> Result<String, StoreError> {
@@ -73,7 +77,8 @@ impl Subject for PortBench {
     }
 
     async fn pass(&self, waits: &[(StoreKey, Duration)]) {
-        let (now, mut records) = (wall_clock(), self.0.records.lock().unwrap());
+        let now = wall_clock();
+        let mut records = self.0.records.lock().unwrap();
         for (key, wait) in waits {
             if let Some(record) = records.get_mut(key) {
                 let expires_at = record.expires_at.millis() - whole_millis(*wait);

@@ -30,7 +30,8 @@ fn memory() -> Arc<MemoryStore> {
 }
 
 fn claim(name: &str, bits: u128) -> Command {
-    let (token, lease) = (Token::from_bits(bits), Duration::from_secs(15));
+    let token = Token::from_bits(bits);
+    let lease = Duration::from_secs(15);
     Command {
         key: key(name),
         operation: Operation::Claim {
@@ -134,8 +135,10 @@ async fn an_outage_refuses_everything_until_it_ends() {
 
 /// The faults and replies of a long run of calls with one seed.
 async fn run(seed: u64) -> (Injected, Vec<bool>, u64) {
-    let (inner, slept_us) = (memory(), Arc::new(AtomicU64::new(0)));
-    let (forgetful, counter) = (inner.clone(), slept_us.clone());
+    let inner = memory();
+    let slept_us = Arc::new(AtomicU64::new(0));
+    let forgetful = inner.clone();
+    let counter = slept_us.clone();
     let store = FaultStore::new(inner, ALL, seed)
         .sleep_with(move |time| {
             counter.fetch_add(
