@@ -5,6 +5,11 @@ use oncegate::MemorySource;
 use oncegate::prelude::*;
 use oncegate::sqlite::SqliteTransaction;
 
+#[derive(serde::Deserialize)]
+struct Order {
+    amount: i64,
+}
+
 struct Ledger;
 
 impl TransactionalHandler<SqliteTransaction> for Ledger {
@@ -16,9 +21,8 @@ impl TransactionalHandler<SqliteTransaction> for Ledger {
         _: &Attempt,
         transaction: &mut SqliteTransaction,
     ) -> Result<(), Failure> {
-        let order: serde_json::Value = message.json()?;
-        let amount = order["amount"].as_i64();
-        transaction.execute("INSERT INTO charges (amount) VALUES (?1)", [amount])?;
+        let order: Order = message.json()?;
+        transaction.execute("INSERT INTO charges (amount) VALUES (?1)", [order.amount])?;
         Ok(())
     }
 }
