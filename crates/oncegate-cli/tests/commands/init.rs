@@ -119,7 +119,7 @@ async fn is_proved(folder: &Path) {
     let test = ["worker-test", "--config", "oncegate.toml", "one.json"];
     within(folder, &test, None).await.ended(0);
     let mut trial: Vec<&str> = PROVE.split(' ').skip(1).collect();
-    trial.extend(["--faults", "kill-after-effect,redelivery", "--seconds", "3"]);
+    trial.extend(["--faults", "kill-after-effect,redelivery", "--rounds", "3"]);
     let ended = within(folder, &trial, None).await;
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }
