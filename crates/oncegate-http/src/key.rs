@@ -104,7 +104,7 @@ mod tests {
             ";a=?0;*b=tok/en",
             ";a=:YWI=:",
             ";a=@17",
-            r#";a=%"f%c3""#,
+            r#";a=%"f%c3%bc""#,
         ] {
             check(&format!("\"k\"{good}"), Ok("k"));
         }

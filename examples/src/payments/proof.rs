@@ -179,9 +179,9 @@ mod tests {
 
     #[test]
     #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-    fn the_readme_shows_this_table() {
-        let readme = include_str!("../../../README.md");
-        let blocks = readme
+    fn the_document_shows_this_table() {
+        let document = include_str!("../../../docs/PROOFS.md");
+        let blocks = document
             .split("```text\n")
             .skip(1)
             .filter_map(|rest| rest.split("```").next());

@@ -84,10 +84,11 @@ impl PlaceArgs {
         }
         let queue = self.queue.clone().or(letters.sqs);
         let queue = queue.ok_or_else(|| {
-            Problem::configuration(match letters.file {
+            let why = match letters.file {
                 Some(file) => format!("its dead letters are lines of the file {}", file.display()),
                 None => "it has no dead letters: give --topic or --queue".to_owned(),
-            })
+            };
+            Problem::configuration(why).of(name)
         })?;
         let sqs = consumer
             .source
