@@ -43,6 +43,19 @@ pub struct RabbitMqServer {
     ports: Ports,
 }
 
+impl Drop for RabbitMqServer {
+    /// Prints the end of what the node has logged, where a test has failed.
+    fn drop(&mut self) {
+        if let Some(process) = self.process.as_ref().filter(|_| std::thread::panicking()) {
+            eprintln!(
+                "RabbitMQ, at port {:?}:\n{}",
+                self.ports.amqp,
+                process.log_tail()
+            );
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Ports {
     amqp: Port,
