@@ -254,15 +254,24 @@ impl RedisStore {
         let Inner {
             topology, scripts, ..
         } = &*self.inner;
-        let slot = scripts.slot(&command.key);
         let answer = topology
-            .ask_one(lane, command, |_| slot, |command| scripts.request(command))
+            .ask_one(
+                lane,
+                command,
+                |command| scripts.slot(&command.key),
+                |command| scripts.request(command),
+            )
             .await;
         if let Some(settled) = scripts.settled(command, answer) {
             return settled;
         }
         let answer = topology
-            .ask_one(lane, command, |_| slot, |command| scripts.script(command))
+            .ask_one(
+                lane,
+                command,
+                |command| scripts.slot(&command.key),
+                |command| scripts.script(command),
+            )
             .await;
         replies::of_script(command, answer)
     }
