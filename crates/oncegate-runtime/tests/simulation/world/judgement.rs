@@ -134,8 +134,10 @@ impl World {
         let explained = self.counters.total("extra_runs");
         assert!(
             extra <= explained || self.losses() > 0,
-            "seed {}: {extra} extra effects, {explained} explained",
-            self.seed
+            "seed {}: {extra} extra effects, {explained} explained: {:?}; counted: {:?}",
+            self.seed,
+            had.repeated,
+            self.counters
         );
     }
 
