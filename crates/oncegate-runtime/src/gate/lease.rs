@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::journal::FAIL_OPEN;
-use super::lease_renewer::REPEAT_BACKOFF;
+use super::lease_renewer::{REPEAT_BACKOFF, is_unknown};
 use super::leases::LeaseGuard;
 use super::open::OperationGuard;
 use super::{Identity, OpenGate};
@@ -317,17 +317,22 @@ impl Lease {
     /// this process ends before, the lease lapses, and the next attempt is counted as one after a
     /// crash.
     pub async fn discard(self, reason: &str) {
-        let unfinished = self.ending(self.discarding(reason));
-        if let Ok(reply) = unfinished.ask().await {
-            unfinished.finished();
-            let is_applied = matches!(reply, Reply::Applied { .. });
-            if is_applied {
-                self.gate.observe(Event::ExtraRun {
-                    scope: self.gate.scope(),
-                    cause: ExtraRunCause::Discarded,
-                });
+        let mut unfinished = self.ending(self.discarding(reason));
+        // Until it has an answer, which this future may not live to see.
+        unfinished.note_sent(true);
+        match unfinished.ask().await {
+            Ok(reply) => {
+                unfinished.finished();
+                let is_applied = matches!(reply, Reply::Applied { .. });
+                if is_applied {
+                    self.gate.observe(Event::ExtraRun {
+                        scope: self.gate.scope(),
+                        cause: ExtraRunCause::Discarded,
+                    });
+                }
+                self.note_ended(if is_applied { "released" } else { "lost" }, reason);
             }
-            self.note_ended(if is_applied { "released" } else { "lost" }, reason);
+            Err(error) => unfinished.note_sent(is_unknown(&error)),
         }
     }
 

@@ -160,11 +160,14 @@ impl LeaseRenewer {
 
     /// Repeats an operation until its outcome is known.
     pub(super) fn finish_later(&self, key: StoreKey, operation: Operation) {
+        self.repeat_later(Command { key, operation }, false);
+    }
+
+    /// Repeats an operation that was sent before until its outcome is known.
+    pub(super) fn repeat_later(&self, command: Command, may_be_executed: bool) {
+        let pending = PendingOperation::new(command, may_be_executed, &self.unfinished);
         // The inbox is closed only when the gate is dropped: then the lease lapses by itself.
-        _ = self.pending.send(PendingOperation::new(
-            Command { key, operation },
-            &self.unfinished,
-        ));
+        _ = self.pending.send(pending);
     }
 
     /// Waits until no operation is pending.
@@ -469,15 +472,20 @@ impl Rounds {
     }
 }
 
+/// Returns whether the operation may have been executed, or may still be.
+pub(super) fn is_unknown(error: &StoreError) -> bool {
+    matches!(error, StoreError::Unknown { .. })
+}
+
 /// Repeats until the outcome is known. The caller is gone, so no answer is returned.
-async fn finish(duty: Arc<Duty>, pending: PendingOperation) {
-    let command = &pending.command;
+async fn finish(duty: Arc<Duty>, mut pending: PendingOperation) {
     let mut failures = 0;
     let reply = loop {
-        let error = match duty.store.execute_one(command.clone()).await {
+        let error = match duty.store.execute_one(pending.command.clone()).await {
             Ok(reply) => break reply,
             Err(error) => error,
         };
+        pending.may_be_executed |= is_unknown(&error);
         duty.observer.observe(Event::StoreError {
             scope: duty.scope.as_str(),
             class: error.class(),
@@ -485,11 +493,13 @@ async fn finish(duty: Arc<Duty>, pending: PendingOperation) {
         failures += 1;
         tokio::time::sleep(REPEAT_BACKOFF.wait(failures, duty.entropy.fraction())).await;
     };
-    if pending.is_discard() && matches!(reply, Reply::Applied { .. }) {
+    // Another process may have claimed the key between an execution that had no answer and this one.
+    let is_executed = pending.may_be_executed || matches!(reply, Reply::Applied { .. });
+    if pending.is_discard() && is_executed {
         duty.observer.observe(Event::ExtraRun {
             scope: duty.scope.as_str(),
             cause: ExtraRunCause::Discarded,
         });
     }
-    duty.notes.note_ended(command, &reply);
+    duty.notes.note_ended(&pending.command, &reply);
 }

@@ -353,6 +353,7 @@ impl OpenGate {
             gate: self,
             key,
             operation,
+            may_be_executed: false,
             finished: false,
         }
     }
@@ -363,6 +364,7 @@ pub(super) struct OperationGuard<'a> {
     gate: &'a OpenGate,
     key: &'a StoreKey,
     operation: Operation,
+    may_be_executed: bool,
     finished: bool,
 }
 
@@ -383,6 +385,11 @@ impl OperationGuard<'_> {
         }
     }
 
+    /// Notes whether a request for it that had no answer may have been executed.
+    pub(super) fn note_sent(&mut self, may_be_executed: bool) {
+        self.may_be_executed = may_be_executed;
+    }
+
     pub(super) fn finished(mut self) {
         self.finished = true;
     }
@@ -393,7 +400,7 @@ impl Drop for OperationGuard<'_> {
         if !self.finished {
             self.gate
                 .lease_renewer
-                .finish_later(self.key.clone(), self.operation.clone());
+                .repeat_later(self.command(), self.may_be_executed);
         }
     }
 }

@@ -10,14 +10,21 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub(super) struct PendingOperation {
     pub(super) command: Command,
+    /// A request for it has had no answer, and may have been executed.
+    pub(super) may_be_executed: bool,
     unfinished: Arc<watch::Sender<usize>>,
 }
 
 impl PendingOperation {
-    pub(super) fn new(command: Command, unfinished: &Arc<watch::Sender<usize>>) -> Self {
+    pub(super) fn new(
+        command: Command,
+        may_be_executed: bool,
+        unfinished: &Arc<watch::Sender<usize>>,
+    ) -> Self {
         unfinished.send_modify(|unfinished| *unfinished += 1);
         Self {
             command,
+            may_be_executed,
             unfinished: Arc::clone(unfinished),
         }
     }

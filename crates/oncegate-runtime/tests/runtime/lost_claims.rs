@@ -1,12 +1,17 @@
-//! Claims whose answers are lost, and consumers that stop meanwhile.
+//! Claims and releases whose answers are lost, and consumers that stop meanwhile.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use oncegate::core::record::State;
+use oncegate::core::rules::{Operation, ReleaseCause, Reply};
+use oncegate::core::store::{Command, Store, StoreError};
 use oncegate::core::testing::fault::{FaultStore, Faults};
+use oncegate::core::testing::wrapper::StoreWrapper;
 use oncegate::{Attempt, Consumer, Entry, Gate, Key, MemoryStore, Message, Origin};
-use tokio::time::{Instant, sleep};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{Bench, LEASE, numbered};
 
@@ -140,4 +145,78 @@ async fn a_stop_does_not_wait_beyond_its_deadline_for_a_store_that_stays_away() 
         "{:?}",
         began.elapsed()
     );
+}
+
+/// Executes the first discard of a run without an answer, and the next when a permit is there.
+#[derive(Debug)]
+struct UnansweredDiscard {
+    inner: Arc<MemoryStore>,
+    /// The first discard's caller waits, in place of getting an error.
+    is_silent: bool,
+    is_executed: Semaphore,
+    repeats: Semaphore,
+}
+
+#[async_trait]
+impl StoreWrapper for UnansweredDiscard {
+    fn inner(&self) -> &dyn Store {
+        &*self.inner
+    }
+
+    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        let is_discard = |operation: &Operation| {
+            let end = ReleaseCause::Discarded;
+            matches!(operation, Operation::Release { end: cause, .. } if *cause == end)
+        };
+        if !commands.iter().any(|one| is_discard(&one.operation)) {
+            return self.inner.execute(commands).await;
+        }
+        if self.is_executed.available_permits() > 0 {
+            _ = self.repeats.acquire().await.unwrap();
+            return self.inner.execute(commands).await;
+        }
+        let replies = self.inner.execute(commands).await;
+        self.is_executed.add_permits(1);
+        if self.is_silent {
+            std::future::pending::<()>().await;
+        }
+        let lost = |_| Err(StoreError::unknown("the reply was lost"));
+        replies.into_iter().map(lost).collect()
+    }
+}
+
+// invariant: extra-run-uncounted
+#[tokio::test(start_paused = true)]
+async fn a_discard_is_counted_when_only_a_claim_after_it_was_answered() {
+    for is_silent in [false, true] {
+        let bench = Bench::of(numbered(1));
+        let store = Arc::new(UnansweredDiscard {
+            inner: Arc::clone(&bench.store),
+            is_silent,
+            is_executed: Semaphore::new(0),
+            repeats: Semaphore::new(0),
+        });
+        let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store))
+            .lease(LEASE)
+            .simulated(7)
+            .observer(Arc::clone(&bench.counters) as _);
+        let message = Message::new(
+            "orders",
+            Origin::Other("first".into()),
+            Some(r#"{"id":0}"#.into()),
+        );
+        let Entry::Granted(lease) = gate.enter(&message).await.unwrap() else {
+            panic!("the key is new")
+        };
+        let answered = timeout(LEASE / 10, lease.discard("too long")).await;
+        assert_eq!(answered.is_err(), is_silent);
+        // The store counts whole milliseconds.
+        sleep(Duration::from_millis(2)).await;
+        bench.complete_elsewhere().await;
+        store.repeats.add_permits(1);
+        // The repeat needs one round of the lease renewer.
+        sleep(LEASE * 10).await;
+        assert_eq!(bench.counters.get("extra_runs", "discarded"), 1);
+        assert_eq!(bench.counters.total("extra_runs"), 1);
+    }
 }
