@@ -128,7 +128,11 @@ impl Work<'_> {
         let consumer = consumer.observer(Arc::clone(&watch) as Arc<dyn Observer>);
         let over = async {
             Arc::clone(&stopwatch).over().await;
-            *calls = watch.counters.total("sqs_calls") as f64 * 1_000.0 / self.count as f64;
+            let called: u64 = ["sqs_receive", "sqs_delete", "sqs_change_visibility"]
+                .map(|event| watch.counters.get("source_events", event))
+                .iter()
+                .sum();
+            *calls = called as f64 * 1_000.0 / self.count as f64;
         };
         consumer
             .run_until(over)

@@ -12,6 +12,7 @@ use tracing::{error, info, warn};
 
 use super::api::{Api, Attempt, CallError, Poll};
 use super::convert::Reader;
+use super::events;
 use super::held::{Answer, Change, Group, Target};
 use super::hub::{End, Fetched, Hub};
 use super::payloads::{self, Payloads};
@@ -155,9 +156,7 @@ impl Driver {
     }
 
     fn poll(&mut self, asked: usize) {
-        self.hub.observe(Event::SqsCalled {
-            operation: "receive",
-        });
+        self.hub.observe(events::count(events::RECEIVE, 1));
         let api = Arc::clone(&self.api);
         let attempt = self.attempt();
         let poll = if self.receivers.is_failing() {
@@ -185,9 +184,7 @@ impl Driver {
     }
 
     fn delete(&mut self, targets: Vec<Target>) {
-        self.hub.observe(Event::SqsCalled {
-            operation: "delete",
-        });
+        self.hub.observe(events::count(events::DELETE, 1));
         let api = Arc::clone(&self.api);
         self.deletes.spawn(async move {
             let result = api.delete(&targets).await;
@@ -196,9 +193,8 @@ impl Driver {
     }
 
     fn change(&mut self, changes: Vec<Change>) {
-        self.hub.observe(Event::SqsCalled {
-            operation: "visibility",
-        });
+        self.hub
+            .observe(events::count(events::CHANGE_VISIBILITY, 1));
         let api = Arc::clone(&self.api);
         self.changes.spawn(async move {
             let sent_at = Instant::now();
@@ -219,16 +215,15 @@ impl Driver {
                 "the visibility timeout of these messages could not be extended in time; cancelling their handlers"
             );
             self.hub
-                .observe(Event::SqsVisibilityLost { count: look.lost });
+                .observe(events::count(events::VISIBILITY_LOST, look.lost));
         }
         if look.undeleted > 0 {
             warn!(
                 messages = look.undeleted,
                 "finished messages could not be deleted in time; their records will answer the next delivery"
             );
-            self.hub.observe(Event::SqsDeleteFailed {
-                count: look.undeleted,
-            });
+            self.hub
+                .observe(events::count(events::DELETE_FAILED, look.undeleted));
         }
         look.extends
             .into_iter()
@@ -304,7 +299,7 @@ impl Driver {
             if read.last_receive {
                 let origin = read.message.origin();
                 warn!(%origin, "this is the message's last receive before the redrive policy moves it");
-                self.hub.observe(Event::SqsLastReceive);
+                self.hub.observe(events::count(events::LAST_RECEIVE, 1));
             }
             let stays = group.is_some() || read.last_receive;
             let Some(admitted) = self
@@ -383,7 +378,7 @@ impl Driver {
                 "the receipt handles of finished messages are no longer valid: an earlier call has deleted them, or \
                  their records will answer the next delivery"
             );
-            self.hub.observe(Event::SqsDeleteFailed { count: gone });
+            self.hub.observe(events::count(events::DELETE_FAILED, gone));
         }
     }
 
@@ -421,14 +416,15 @@ impl Driver {
                 messages = lost,
                 "messages have become visible again in the queue; cancelling their handlers"
             );
-            self.hub.observe(Event::SqsVisibilityLost { count: lost });
+            self.hub
+                .observe(events::count(events::VISIBILITY_LOST, lost));
         }
         if extended > 0 {
             self.hub
-                .observe(Event::SqsVisibilityExtended { count: extended });
+                .observe(events::count(events::VISIBILITY_EXTENDED, extended));
         }
         if returned > 0 {
-            self.hub.observe(Event::SqsHandedBack { count: returned });
+            self.hub.observe(events::count(events::RETURNED, returned));
         }
     }
 

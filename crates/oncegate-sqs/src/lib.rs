@@ -103,6 +103,7 @@ mod dead_letter_reader;
 mod dead_letters;
 mod drive;
 mod entry;
+mod events;
 mod held;
 mod hub;
 mod letter;

@@ -20,7 +20,7 @@ async fn a_long_handler_keeps_its_message(sqs: &Sqs) {
     clerk.book.until_line("start 7").await;
     running
         .watched
-        .until("sqs_visibility_extensions", EXTENSIONS)
+        .until_source("sqs_visibility_extended", EXTENSIONS)
         .await;
     assert!(
         stage.queue.receive(VISIBILITY).await.is_empty(),
@@ -31,7 +31,7 @@ async fn a_long_handler_keeps_its_message(sqs: &Sqs) {
     let watched = running.stop().await;
     assert_eq!(clerk.book.lines(), ["start 7", "charge 7"]);
     assert_eq!(
-        watched.total("extra_runs") + watched.total("sqs_visibility_lost"),
+        watched.total("extra_runs") + watched.source("sqs_visibility_lost"),
         0
     );
     stage.queue.until_empty().await;
@@ -65,7 +65,7 @@ async fn a_handler_that_blocks_its_thread_keeps_its_message() {
     let watched = running.stop().await;
     assert_eq!(watched.get("handler_runs", "succeeded"), 2);
     assert_eq!(
-        watched.total("extra_runs") + watched.total("sqs_visibility_lost"),
+        watched.total("extra_runs") + watched.source("sqs_visibility_lost"),
         0
     );
     stage.queue.until_empty().await;
@@ -95,7 +95,7 @@ async fn extensions_go_in_batches_and_a_part_that_fails_is_repeated_in_time() {
         .await;
     running
         .watched
-        .until("sqs_visibility_extensions", MESSAGES * EXTENSIONS)
+        .until_source("sqs_visibility_extended", MESSAGES * EXTENSIONS)
         .await;
     assert!(
         stage.queue.receive(VISIBILITY).await.is_empty(),
@@ -111,7 +111,7 @@ async fn extensions_go_in_batches_and_a_part_that_fails_is_repeated_in_time() {
     running.watched.until("acks", MESSAGES).await;
     let watched = running.stop().await;
     assert!(clerk.charges().values().all(|count| *count == 1));
-    assert_eq!(watched.total("sqs_visibility_lost"), 0);
+    assert_eq!(watched.source("sqs_visibility_lost"), 0);
     assert_eq!(watched.get("claims", "completed"), 0, "none came again");
 }
 
@@ -151,7 +151,7 @@ async fn a_message_that_is_lost_in_mid_handler_is_cancelled_and_not_deleted() {
     running.watched.until("acks", 1).await;
     let watched = running.stop().await;
     assert_eq!(clerk.charges()["charge 7"], 1);
-    assert_eq!(watched.total("sqs_visibility_lost"), 1);
+    assert_eq!(watched.source("sqs_visibility_lost"), 1);
     stage.queue.until_empty().await;
 }
 
@@ -188,7 +188,7 @@ async fn a_worker_that_cannot_extend_gives_way_before_the_next_one_runs() {
         deletes,
         "the first has deleted nothing"
     );
-    assert_eq!(cut_off.total("sqs_visibility_lost"), 1);
+    assert_eq!(cut_off.source("sqs_visibility_lost"), 1);
     stage.queue.until_empty().await;
 }
 
@@ -212,7 +212,7 @@ async fn a_busy_message_waits_without_using_up_its_receives() {
     let other = stage.start(clerk.clone()).await;
     other
         .watched
-        .until("sqs_visibility_extensions", EXTENSIONS * 2)
+        .until_source("sqs_visibility_extended", EXTENSIONS * 2)
         .await;
     assert!(
         other.watched.get("claims", "busy") > 1,

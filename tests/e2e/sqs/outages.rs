@@ -54,11 +54,17 @@ async fn while_the_store_is_away_nothing_is_received_and_what_is_held_stays() {
     redis.kill();
     stage.send(10..MESSAGES).await;
     running.watched.until("store_errors", 1).await;
-    running.watched.until("sqs_visibility_extensions", 12).await;
+    running
+        .watched
+        .until_source("sqs_visibility_extended", 12)
+        .await;
     // One that was in progress when the store went away may still have come back.
     let receives = proxy.calls("ReceiveMessage");
     stage.queue.until("held", |depth| depth.in_flight > 0).await;
-    running.watched.until("sqs_visibility_extensions", 24).await;
+    running
+        .watched
+        .until_source("sqs_visibility_extended", 24)
+        .await;
     assert_eq!(
         proxy.calls("ReceiveMessage"),
         receives,

@@ -41,7 +41,7 @@ async fn a_retry_of_a_second_or_more_goes_through_the_queue(sqs: &Sqs) {
     running.watched.until("acks", 1).await;
     let watched = running.stop().await;
     assert_eq!(book.lines(), ["7 1 1", "7 2 2"]);
-    assert_eq!(watched.total("sqs_handed_back"), 1);
+    assert_eq!(watched.source("sqs_returned"), 1);
     assert_eq!(
         watched.total("extra_runs"),
         0,
@@ -95,7 +95,7 @@ async fn the_redrive_policy_does_not_take_a_message_that_still_has_attempts() {
     let watched = running.stop().await;
     assert_eq!(book.lines(), ["7 1 1", "7 2 2", "7 3 2"]);
     assert_eq!(
-        watched.total("sqs_last_receives"),
+        watched.source("sqs_last_receive"),
         1,
         "and the last receive is reported"
     );
@@ -124,9 +124,9 @@ async fn a_group_waits_for_its_first_without_using_up_receives() {
         book.lines(),
         ["1 1 1", "1 2 1", "2 1 1", "2 2 1", "3 1 1", "3 2 1"]
     );
-    assert_eq!(watched.total("sqs_handed_back"), 0);
-    assert!(watched.total("sqs_visibility_extensions") > 0);
-    assert_eq!(watched.total("sqs_visibility_lost"), 0);
+    assert_eq!(watched.source("sqs_returned"), 0);
+    assert!(watched.source("sqs_visibility_extended") > 0);
+    assert_eq!(watched.source("sqs_visibility_lost"), 0);
 }
 
 /// A message with as many attributes as there may be, and one as large as there may be.
@@ -209,7 +209,7 @@ async fn the_back_off_of_the_consumer_is_the_visibility_of_the_retry() {
         .await;
     running.watched.until("acks", 2).await;
     let watched = running.stop().await;
-    assert_eq!(watched.total("sqs_handed_back"), 2);
+    assert_eq!(watched.source("sqs_returned"), 2);
     let mut lines = book.lines();
     lines.sort_unstable();
     assert_eq!(lines, ["1 1", "1 2", "2 1", "2 2"]);
@@ -238,7 +238,7 @@ async fn a_message_that_its_handler_wants_later_goes_back_to_the_queue_and_nothi
     let watched = running.stop().await;
     assert_eq!(book.lines(), vec!["7, attempt 1"; LATER as usize + 1]);
     assert_eq!(watched.get("handler_runs", "later"), u64::from(LATER));
-    assert_eq!(watched.total("sqs_handed_back"), u64::from(LATER));
+    assert_eq!(watched.source("sqs_returned"), u64::from(LATER));
     let counted = ["extra_runs", "retries", "dead_letters", "breaker_changes"]
         .map(|name| watched.total(name));
     assert_eq!(counted, [0; 4]);

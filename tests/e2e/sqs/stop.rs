@@ -65,7 +65,7 @@ async fn what_a_long_poll_brings_during_a_stop_goes_back_at_once() {
             consumer
         })
         .await;
-    running.watched.until("sqs_calls", 1).await;
+    running.watched.until_source("sqs_receive", 1).await;
     let (watched, ()) = tokio::join!(running.stop(), stage.send(0..40));
     stage
         .queue
@@ -93,11 +93,11 @@ async fn what_comes_during_a_stop_does_not_wait_for_the_handlers() {
         .await;
     clerk.book.until_line("start 1").await;
     // Another receive is in progress: there is a permit for one more.
-    running.watched.until("sqs_calls", 2).await;
+    running.watched.until_source("sqs_receive", 2).await;
     let watched = Arc::clone(&running.watched);
     let late = async {
         stage.send([2]).await;
-        watched.until("sqs_handed_back", 1).await;
+        watched.until_source("sqs_returned", 1).await;
         clerk.open();
     };
     let (watched, ()) = tokio::join!(running.stop(), late);

@@ -36,20 +36,37 @@ impl Watched {
         self.counters.total(name)
     }
 
+    /// How often the source has told of an event that its broker alone has.
+    pub fn source(&self, event: &str) -> u64 {
+        self.get("source_events", event)
+    }
+
     /// Waits until `name` was counted `count` times with any label.
     ///
     /// # Panics
     /// When that takes longer than 240 seconds.
     pub async fn until(&self, name: &str, count: u64) {
+        self.wait(name, count, || self.total(name)).await;
+    }
+
+    /// Waits until the source has told of `event` `count` times.
+    ///
+    /// # Panics
+    /// When that takes longer than 240 seconds.
+    pub async fn until_source(&self, event: &str, count: u64) {
+        self.wait(event, count, || self.source(event)).await;
+    }
+
+    async fn wait(&self, what: &str, count: u64, counted: impl Fn() -> u64) {
         let mut changed = self.changed.subscribe();
         let reached = async {
-            while self.total(name) < count {
+            while counted() < count {
                 changed.changed().await.expect("the sender is ours");
             }
         };
         if tokio::time::timeout(LIMIT, reached).await.is_err() {
             panic!(
-                "waited for {count} {name}; counted: {:?}",
+                "waited for {count} {what}; counted: {:?}",
                 self.counters.snapshot()
             );
         }

@@ -314,31 +314,10 @@ pub const CATALOGUE: &[Metric] = &[
         "retry",
         "open",
     ]),
-    Metric::counter("sqs_calls", OPERATION, "calls to the queue, which SQS charges for").of(&[
-        "receive",
-        "delete",
-        "visibility",
-    ]),
-    Metric::counter("sqs_visibility_extensions", &[], "messages held for another visibility timeout"),
     Metric::counter(
-        "sqs_visibility_lost",
-        &[],
-        "messages that the queue has taken back from running handlers, which were cancelled",
-    ),
-    Metric::counter(
-        "sqs_handed_back",
-        &[],
-        "messages that went back to the queue: for a retry, or unstarted at a stop",
-    ),
-    Metric::counter(
-        "sqs_deletes_failed",
-        &[],
-        "finished messages that could not be deleted in time; their records answer them",
-    ),
-    Metric::counter(
-        "sqs_last_receives",
-        &[],
-        "messages received for the last time before the redrive policy takes them",
+        "source_events",
+        &["event"],
+        "what happens at the broker of one kind of source, by its name: `sqs_receive` for example; its page lists them",
     ),
     // The outbox.
     Metric::counter("outbox_published", &[], "messages of outboxes that a broker has confirmed"),

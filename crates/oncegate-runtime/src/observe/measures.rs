@@ -39,12 +39,7 @@ impl Event<'_> {
             Self::MessagesGone { count } => ("messages_gone", "", count),
             Self::Committed { .. } => ("commits", "", 1),
             Self::SourceError { operation } => ("source_errors", operation, 1),
-            Self::SqsCalled { operation } => ("sqs_calls", operation, 1),
-            Self::SqsVisibilityExtended { count } => ("sqs_visibility_extensions", "", count),
-            Self::SqsVisibilityLost { count } => ("sqs_visibility_lost", "", count),
-            Self::SqsHandedBack { count } => ("sqs_handed_back", "", count),
-            Self::SqsDeleteFailed { count } => ("sqs_deletes_failed", "", count),
-            Self::SqsLastReceive => ("sqs_last_receives", "", 1),
+            Self::Source { event, count } => ("source_events", event, count),
             Self::OutboxPublished { .. } => ("outbox_published", "", 1),
             Self::OutboxFailed { class } => ("outbox_failures", class, 1),
             Self::OutboxPurged { count } => ("outbox_purged", "", count),
@@ -106,12 +101,7 @@ impl Event<'_> {
             | Self::MessagesGone { .. }
             | Self::Committed { .. }
             | Self::SourceError { .. }
-            | Self::SqsCalled { .. }
-            | Self::SqsVisibilityExtended { .. }
-            | Self::SqsVisibilityLost { .. }
-            | Self::SqsHandedBack { .. }
-            | Self::SqsDeleteFailed { .. }
-            | Self::SqsLastReceive
+            | Self::Source { .. }
             | Self::OutboxPublished { .. }
             | Self::OutboxFailed { .. }
             | Self::OutboxPurged { .. }

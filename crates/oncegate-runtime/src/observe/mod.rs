@@ -189,7 +189,7 @@ pub enum Event<'a> {
         /// unfinished).
         cause: &'static str,
     },
-    /// The client is no longer a member of its Kafka group, and another client joins in its place:
+    /// The client is no longer a member of its group, and another client joins in its place:
     /// messages that were received and not committed are delivered again.
     MemberReplaced {
         /// `poll_interval`, `dropped`, `disconnected` (no connection, though the brokers answer
@@ -217,35 +217,15 @@ pub enum Event<'a> {
         /// or `open` at the start.
         operation: &'static str,
     },
-    /// An SQS queue was called: these are the requests that SQS charges for.
-    SqsCalled {
-        /// `receive`, `delete` or `visibility`.
-        operation: &'static str,
-    },
-    /// The visibility timeout of messages of an SQS queue was extended.
-    SqsVisibilityExtended {
-        /// The number of messages.
+    /// Something happened at the source's broker that only this kind of source has, such as the
+    /// extension of a visibility timeout.
+    Source {
+        /// The name of the source and what happened: `sqs_visibility_lost`. The documentation of
+        /// the source has them all.
+        event: &'static str,
+        /// The number of times, or of messages.
         count: u64,
     },
-    /// The visibility timeout of messages has ended, or may end at any moment: their handlers are
-    /// cancelled, and they are not deleted.
-    SqsVisibilityLost {
-        /// The number of messages.
-        count: u64,
-    },
-    /// Messages were returned to an SQS queue: for a retry, or not started before a stop.
-    SqsHandedBack {
-        /// The number of messages.
-        count: u64,
-    },
-    /// Finished messages could not be deleted before the queue delivers them again; their records
-    /// answer the duplicates.
-    SqsDeleteFailed {
-        /// The number of messages.
-        count: u64,
-    },
-    /// A message was received for the last time before the queue's redrive policy moves it.
-    SqsLastReceive,
     /// A relay has published a message of an outbox, and the broker has confirmed it.
     OutboxPublished {
         /// The time since the message was written, by the database's clock.

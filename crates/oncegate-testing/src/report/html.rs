@@ -1,27 +1,34 @@
 //! A single HTML file without anything from elsewhere: the verdict, and for each finding its
-//! timeline as a picture.
+//! timeline as a picture with words.
 
 use std::fmt::Write as _;
 
 use super::escaped;
-use super::picture::{picture, words};
+use super::picture::picture;
 use crate::judge::Violation;
 use crate::verdict::{Finding, Verdict};
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--line:#8886;--soft:#8882;--bad:#c62828;--good:#2e7d32;--call:#1565c0;--store:#6a1b9a}\
+@media (prefers-color-scheme:dark){:root{--bad:#f2867d;--good:#58c484;--call:#7ab3f5;--store:#c792ea}}\
 body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem}\
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.5rem}\
 code,pre{font:13px/1.5 ui-monospace,monospace}pre{background:var(--soft);padding:.6rem .8rem;overflow-x:auto}\
+.repeat{display:flex;gap:.6rem;align-items:start}.repeat pre{flex:1;margin:0;min-width:0}\
 .picture{overflow-x:auto;border:1px solid var(--line);padding:.4rem}\
 table{border-collapse:collapse}td,th{text-align:left;padding:.1rem .8rem .1rem 0;vertical-align:top}\
 td.number{text-align:right;font-variant-numeric:tabular-nums}\
-tr.marked{background:#c6282822}.passed{color:var(--good)}.failed{color:var(--bad)}\
-svg text{font:12px system-ui,sans-serif;fill:currentColor}svg .time{font-size:10px;text-anchor:middle;opacity:.7}\
-.axis{stroke:var(--line)}.grid{stroke:var(--soft)}.run{fill:#1565c022;stroke:#1565c066}\
+.passed{color:var(--good)}.failed{color:var(--bad)}\
+svg text{font:12px system-ui,sans-serif;fill:currentColor}svg .lane{text-anchor:middle;font-weight:600}\
+svg .time{text-anchor:end;opacity:.7;font-variant-numeric:tabular-nums}svg text.marked{font-weight:600}\
+.axis{stroke:var(--line)}.grid{stroke:var(--soft)}.run{fill:var(--call);fill-opacity:.15;stroke:var(--call);stroke-opacity:.4}\
+.row{fill:var(--bad);fill-opacity:.12}\
 circle{fill:#999}.fault,.bad{fill:var(--bad)}.effect{fill:var(--good)}.repeated{fill:none;stroke:var(--good);stroke-width:2}\
 .call{fill:var(--call)}.store{fill:var(--store)}circle.marked{stroke:var(--bad);stroke-width:3;r:9px}\
 .key span{margin-right:1.2rem}.key i{display:inline-block;width:.7rem;height:.7rem;border-radius:50%;margin-right:.3rem}";
+
+/// Copies the text before the button.
+const COPY: &str = "<button type=\"button\" onclick=\"navigator.clipboard.writeText(this.previousElementSibling.textContent).then(()=>this.textContent='copied')\">copy</button>";
 
 /// Returns an HTML file with findings of several trials, each under a title: for a catalogue of
 /// planted bugs.
@@ -136,7 +143,7 @@ fn section(out: &mut String, finding: &Finding, repeat: &str) {
     };
     _ = writeln!(
         out,
-        "<p>Round {} ({faults}); found in {} rounds. To play it again:</p>\n<pre>{}</pre>",
+        "<p>Round {} ({faults}); found in {} rounds. To play it again:</p>\n<div class=\"repeat\"><pre>{}</pre>{COPY}</div>",
         finding.round,
         finding.rounds,
         escaped(repeat)
@@ -159,23 +166,5 @@ fn section(out: &mut String, finding: &Finding, repeat: &str) {
         "</p>\n<div class=\"picture\">\n{}</div>",
         picture(finding)
     );
-    out.push_str("<details><summary>Events</summary>\n<table>\n");
-    for (place, event) in finding.timeline.iter().enumerate() {
-        let class = if violation.events.contains(&place) {
-            " class=\"marked\""
-        } else {
-            ""
-        };
-        let process = event
-            .process
-            .map(|process| format!("process {process}"))
-            .unwrap_or_default();
-        _ = writeln!(
-            out,
-            "<tr{class}><td class=\"number\">{} ms</td><td>{process}</td><td>{}</td></tr>",
-            event.at_ms,
-            escaped(&words(event))
-        );
-    }
-    out.push_str("</table>\n</details>\n</section>\n");
+    out.push_str("</section>\n");
 }

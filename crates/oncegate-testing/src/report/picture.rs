@@ -1,5 +1,5 @@
 //! The timeline of a finding as an SVG picture: a lane for the broker, one for each process, one
-//! for the effects.
+//! for the effects. Time runs downwards, and each event has its words beside it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,10 +9,11 @@ use crate::history::{CallAnswer, Event, Form, Outcome, What};
 use crate::verdict::Finding;
 
 /// Sizes in pixels.
-const LABEL_WIDTH: usize = 120;
-const STEP: usize = 22;
-const LANE_HEIGHT: usize = 46;
-const TOP: usize = 28;
+const TIME_WIDTH: usize = 72;
+const LANE_WIDTH: usize = 84;
+const WORDS_WIDTH: usize = 620;
+const ROW: usize = 22;
+const TOP: usize = 40;
 const RADIUS: usize = 6;
 
 /// The lane of an event.
@@ -23,20 +24,21 @@ enum Lane {
     Downstream,
 }
 
-/// Returns the picture. Events stand in their order, each in a column of its own; the labels say
-/// when they happened.
+/// Returns the picture.
 pub(super) fn picture(finding: &Finding) -> String {
     let lanes = lanes(&finding.timeline);
-    let height = TOP + LANE_HEIGHT * lanes.len() + 24;
-    let width = LABEL_WIDTH + STEP * (finding.timeline.len() + 1);
+    let heights = heights(&finding.timeline);
+    let height = heights.last().map_or(TOP, |last| last + ROW);
+    let words_at = TIME_WIDTH + LANE_WIDTH * lanes.len() + RADIUS * 2;
+    let width = words_at + WORDS_WIDTH;
     let mut svg = String::new();
     // Writing to a string cannot fail.
     _ = writeln!(
         svg,
         "<svg width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"timeline\">"
     );
-    for (lane, row) in &lanes {
-        let y = y_of(*row);
+    for (lane, column) in &lanes {
+        let x = x_of(*column);
         let name = match lane {
             Lane::Broker => "broker".to_owned(),
             Lane::Process(number) => format!("process {number}"),
@@ -44,68 +46,82 @@ pub(super) fn picture(finding: &Finding) -> String {
         };
         _ = writeln!(
             svg,
-            "<text x=\"4\" y=\"{}\" class=\"lane\">{name}</text>",
-            y + 4
-        );
-        _ = writeln!(
-            svg,
-            "<line x1=\"{LABEL_WIDTH}\" y1=\"{y}\" x2=\"{width}\" y2=\"{y}\" class=\"axis\"/>"
+            "<text x=\"{x}\" y=\"16\" class=\"lane\">{name}</text>\n\
+             <line x1=\"{x}\" y1=\"24\" x2=\"{x}\" y2=\"{height}\" class=\"axis\"/>"
         );
     }
-    runs(&mut svg, finding, &lanes);
-    let mut last_label = None;
-    for (place, event) in finding.timeline.iter().enumerate() {
-        let Some(row) = lanes.get(&lane_of(event)) else {
+    runs(&mut svg, finding, &lanes, &heights);
+    let mut last_time = None;
+    for (place, (event, y)) in finding.timeline.iter().zip(&heights).enumerate() {
+        let Some(column) = lanes.get(&lane_of(event)) else {
             continue;
         };
-        let x = x_of(place);
-        let y = y_of(*row);
-        if last_label.is_none_or(|(column, at_ms)| place >= column + 4 && event.at_ms != at_ms) {
-            last_label = Some((place, event.at_ms));
-            _ = writeln!(
-                svg,
-                "<text x=\"{x}\" y=\"14\" class=\"time\">{} ms</text>",
-                event.at_ms
-            );
-            _ = writeln!(
-                svg,
-                "<line x1=\"{x}\" y1=\"18\" x2=\"{x}\" y2=\"{}\" class=\"grid\"/>",
-                height - 24
-            );
-        }
+        let x = x_of(*column);
+        let baseline = y + 4;
         let marked = if finding.violation.events.contains(&place) {
+            let top = y - ROW / 2;
+            _ = writeln!(
+                svg,
+                "<rect x=\"0\" y=\"{top}\" width=\"{width}\" height=\"{ROW}\" class=\"row\"/>"
+            );
             " marked"
         } else {
             ""
         };
-        let title = escaped(&words(event));
+        if last_time.replace(event.at_ms) != Some(event.at_ms) {
+            let ms = event.at_ms;
+            _ = writeln!(
+                svg,
+                "<text x=\"{}\" y=\"{baseline}\" class=\"time\">{ms} ms</text>",
+                TIME_WIDTH - 12
+            );
+        }
         _ = writeln!(
             svg,
-            "<circle cx=\"{x}\" cy=\"{y}\" r=\"{RADIUS}\" class=\"{}{marked}\"><title>{} ms: {title}</title></circle>",
+            "<line x1=\"{x}\" y1=\"{y}\" x2=\"{words_at}\" y2=\"{y}\" class=\"grid\"/>\n\
+             <circle cx=\"{x}\" cy=\"{y}\" r=\"{RADIUS}\" class=\"{}{marked}\"/>\n\
+             <text x=\"{}\" y=\"{baseline}\" class=\"words{marked}\">{}</text>",
             class(event),
-            event.at_ms
+            words_at + 4,
+            escaped(&words(event))
         );
     }
     svg.push_str("</svg>\n");
     svg
 }
 
+/// The height of each event: that of its time, but below the event before it. So a time without
+/// events is a gap, and events at one time stand below one another.
+fn heights(timeline: &[Event]) -> Vec<usize> {
+    let first = timeline.first().map_or(0, |event| event.at_ms);
+    let lasts = timeline.last().map_or(0, |event| event.at_ms - first);
+    let room = ROW * timeline.len();
+    let mut next = TOP + ROW / 2;
+    let mut heights = Vec::with_capacity(timeline.len());
+    for event in timeline {
+        let share = u128::from(event.at_ms - first) * room as u128 / u128::from(lasts.max(1));
+        let by_time = TOP + ROW / 2 + usize::try_from(share).unwrap_or(room);
+        heights.push(by_time.max(next));
+        next = by_time.max(next) + ROW;
+    }
+    heights
+}
+
 /// Bars from the beginning of each run to its end.
-fn runs(svg: &mut String, finding: &Finding, lanes: &BTreeMap<Lane, usize>) {
+fn runs(svg: &mut String, finding: &Finding, lanes: &BTreeMap<Lane, usize>, heights: &[usize]) {
     let mut began: BTreeMap<u64, (usize, Lane)> = BTreeMap::new();
-    for (place, event) in finding.timeline.iter().enumerate() {
+    for (event, y) in finding.timeline.iter().zip(heights) {
         match event.what {
-            What::Began { run, .. } => drop(began.insert(run, (place, lane_of(event)))),
+            What::Began { run, .. } => drop(began.insert(run, (*y, lane_of(event)))),
             What::Ended { run, .. } => {
                 if let Some((from, lane)) = began.remove(&run)
-                    && let Some(row) = lanes.get(&lane)
+                    && let Some(column) = lanes.get(&lane)
                 {
-                    let x = x_of(from);
-                    let y = y_of(*row) - 9;
-                    let width = STEP * (place - from);
+                    let x = x_of(*column) - 9;
+                    let height = y - from;
                     _ = writeln!(
                         svg,
-                        "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"18\" class=\"run\"/>"
+                        "<rect x=\"{x}\" y=\"{from}\" width=\"18\" height=\"{height}\" class=\"run\"/>"
                     );
                 }
             }
@@ -117,8 +133,8 @@ fn runs(svg: &mut String, finding: &Finding, lanes: &BTreeMap<Lane, usize>) {
 fn lanes(timeline: &[Event]) -> BTreeMap<Lane, usize> {
     let mut lanes: BTreeMap<Lane, usize> =
         timeline.iter().map(|event| (lane_of(event), 0)).collect();
-    for (row, place) in lanes.values_mut().enumerate() {
-        *place = row;
+    for (column, place) in lanes.values_mut().enumerate() {
+        *place = column;
     }
     lanes
 }
@@ -133,12 +149,8 @@ fn lane_of(event: &Event) -> Lane {
     }
 }
 
-fn x_of(place: usize) -> usize {
-    LABEL_WIDTH + STEP * (place + 1) - STEP / 2
-}
-
-fn y_of(row: usize) -> usize {
-    TOP + LANE_HEIGHT * row + LANE_HEIGHT / 2
+fn x_of(column: usize) -> usize {
+    TIME_WIDTH + LANE_WIDTH * column + LANE_WIDTH / 2
 }
 
 fn class(event: &Event) -> &'static str {
@@ -156,7 +168,7 @@ fn class(event: &Event) -> &'static str {
 }
 
 /// An event in words.
-pub(super) fn words(event: &Event) -> String {
+fn words(event: &Event) -> String {
     match &event.what {
         What::Produced {
             message,
