@@ -27,6 +27,8 @@ const STATEMENTS_BETWEEN_MOST: u64 = 40;
 const HELD_MICROS_MOST: u64 = 1_000;
 /// How many statements must have been cancelled: fewer prove nothing.
 const HITS_LEAST: u64 = 5;
+/// How often everything is charged until so many were.
+const PASSES_MOST: u32 = 10;
 
 /// Chooses the statements to cancel, and counts the cancelled ones.
 struct Cancels {
@@ -109,9 +111,15 @@ async fn no_cancelled_payment_is_completed_without_its_charge() {
     let mut rng = Rng::with_seed(seed);
     let mut hits = 0;
     let [tokio, sqlx] = [Client::TokioPostgres, Client::Sqlx];
-    for (client, is_batched) in [(tokio, false), (tokio, true), (sqlx, false), (sqlx, true)] {
-        let ids: Vec<i64> = (1..=payments / KINDS).collect();
-        hits += charge_all(client, is_batched, &ids, &mut rng).await;
+    // On a busy machine most cancellations come too late for their statement.
+    for _ in 0..PASSES_MOST {
+        for (client, is_batched) in [(tokio, false), (tokio, true), (sqlx, false), (sqlx, true)] {
+            let ids: Vec<i64> = (1..=payments / KINDS).collect();
+            hits += charge_all(client, is_batched, &ids, &mut rng).await;
+        }
+        if hits >= HITS_LEAST {
+            break;
+        }
     }
     assert!(
         hits >= HITS_LEAST,
