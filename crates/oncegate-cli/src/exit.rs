@@ -10,6 +10,7 @@ use oncegate::admin::dry_run::DryRunError;
 use oncegate::core::key::KeySpecError;
 use oncegate::core::store::StoreError;
 use oncegate::source::SourceError;
+use oncegate_worker::WorkerError;
 
 /// The exit codes, the same for every command. From 65 on they are those of BSD's `sysexits`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,6 +163,21 @@ impl From<AuditError> for Problem {
         match error {
             AuditError::Records(error) => error.into(),
             error => Self::caused(Exit::Configuration, &error),
+        }
+    }
+}
+
+impl From<WorkerError> for Problem {
+    fn from(error: WorkerError) -> Self {
+        match error {
+            WorkerError::CannotStart(_) => {
+                Self::configuration(format!("{error}; change `handler.exec` (--handler-exec)"))
+            }
+            WorkerError::NotReady { patience, why } => Self::new(
+                Exit::Unreachable,
+                format!("the worker was not ready within {patience:?} (`start_patience`): {why}"),
+            ),
+            _ => Self::configuration(error.to_string()),
         }
     }
 }

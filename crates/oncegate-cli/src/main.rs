@@ -133,7 +133,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    if let Some(failed) = run::process::become_worker() {
+    if let Some(failed) = oncegate_worker::become_worker() {
         return failed;
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread()

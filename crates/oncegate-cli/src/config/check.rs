@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use oncegate::MemoryStore;
 use oncegate::core::key::Scope;
+use oncegate_worker::check_url;
 
 use super::findings::About;
 use super::shape::{Consumer, Handler, Store};
 use super::values::{RouteSetting, Secret, Time};
 use super::{Loaded, Path, Secrets, Severity};
-use crate::run::wire::Endpoint;
-use crate::run::{build, program};
+use crate::run::build;
 use crate::sources::SourceSettings;
 
 /// A password belongs into a setting of its own.
@@ -89,7 +89,7 @@ impl Loaded {
             .map(|(name, consumer)| (name.to_owned(), consumer))
             .collect();
         for (name, consumer) in consumers {
-            let Some((setting, absent)) = consumer.handler.as_ref().and_then(program::absent)
+            let Some((setting, absent)) = consumer.handler.as_ref().and_then(Handler::absent)
             else {
                 continue;
             };
@@ -299,16 +299,16 @@ impl Loaded {
         }
         let allow_remote = handler.allow_remote.unwrap_or(false);
         if let Some(url) = &handler.http
-            && let Err(why) = Endpoint::parse(url, allow_remote)
+            && let Err(why) = check_url(url, allow_remote)
         {
             let at = self.place(name, &["handler", "http"]);
-            self.error(&at, why);
+            self.error(&at, why.to_string());
         }
         if let Some(url) = &handler.ready_url
-            && let Err(why) = Endpoint::parse(url, allow_remote)
+            && let Err(why) = check_url(url, allow_remote)
         {
             let at = self.place(name, &["handler", "ready_url"]);
-            self.error(&at, why);
+            self.error(&at, why.to_string());
         }
         if handler.workers == Some(0) {
             let at = self.place(name, &["handler", "workers"]);

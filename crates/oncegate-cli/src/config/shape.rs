@@ -19,7 +19,8 @@ pub(crate) use self::store::{Durability, Store};
 use super::defaults::{size, time};
 use super::format::Format;
 use super::values::{
-    FingerprintSetting, KeySetting, Names, Program, Property, RouteSetting, Secret, Size, Time,
+    FingerprintSetting, KeySetting, Names, ProgramSetting, Property, RouteSetting, Secret, Size,
+    Time,
 };
 
 /// The configuration of `oncegate run`.
@@ -169,9 +170,9 @@ pub(crate) struct Handler {
     /// `unix:/path/of/socket`.
     pub(crate) http: Option<String>,
     /// Start this program and exchange JSON lines with it.
-    pub(crate) exec: Option<Program>,
+    pub(crate) exec: Option<ProgramSetting>,
     /// Start this program for each message.
-    pub(crate) command: Option<Program>,
+    pub(crate) command: Option<ProgramSetting>,
     /// How many of `exec` to run.
     #[schemars(extend("default" = 1))]
     pub(crate) workers: Option<u32>,
@@ -204,6 +205,23 @@ pub(crate) struct Handler {
     /// Also send messages that are not CloudEvents as CloudEvents.
     #[schemars(extend("default" = false))]
     pub(crate) cloudevents: Option<bool>,
+}
+
+impl Handler {
+    /// Returns the setting, and what its worker needs and this machine does not have; `None` as far
+    /// as nothing is known to be missing.
+    pub(crate) fn absent(&self) -> Option<(&'static str, String)> {
+        let (setting, flag, ProgramSetting(program)) = match (&self.exec, &self.command) {
+            (Some(program), _) => ("exec", "--handler-exec", program),
+            (None, Some(program)) => ("command", "--handler-command", program),
+            (None, None) => return None,
+        };
+        let what = program.missing()?;
+        Some((
+            setting,
+            format!("the worker cannot be started: {what}; change `handler.{setting}` ({flag})"),
+        ))
+    }
 }
 
 /// The limits of a batch: it starts when it is full, or when its first message has waited.

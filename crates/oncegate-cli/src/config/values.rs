@@ -9,6 +9,7 @@ use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
 use oncegate::{FingerprintSpec, Key};
+use oncegate_worker::{Program, TokenSource};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use toml::Value;
@@ -82,9 +83,13 @@ impl FromStr for RouteSetting {
 
 /// A program: a command line for a shell, or a list of arguments that needs no shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Program {
-    Shell(String),
-    Words(Vec<String>),
+pub(crate) struct ProgramSetting(pub(crate) Program);
+
+impl ProgramSetting {
+    /// A command line for a shell, as flags have it.
+    pub(crate) fn shell(text: String) -> Self {
+        Self(Program::Shell(text))
+    }
 }
 
 /// A secret, which never appears in a log: in a file, in the environment, or, with a warning, in
@@ -133,10 +138,12 @@ impl Secret {
     }
 }
 
-impl Secret {
-    /// The time of the last change of the file that holds it; `None` for a secret that is
-    /// elsewhere.
-    pub(crate) fn changed_at(&self) -> Option<SystemTime> {
+impl TokenSource for Secret {
+    fn read(&self) -> Result<String, String> {
+        self.resolve()
+    }
+
+    fn changed_at(&self) -> Option<SystemTime> {
         let Self::File(path) = self else { return None };
         std::fs::metadata(path)
             .and_then(|file| file.modified())
@@ -251,11 +258,13 @@ impl<'de> Deserialize<'de> for Names {
     }
 }
 
-impl<'de> Deserialize<'de> for Program {
+impl<'de> Deserialize<'de> for ProgramSetting {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         read(deserializer, |value| match value {
-            Value::String(text) if !text.trim().is_empty() => Ok(Self::Shell(text)),
-            Value::Array(values) if !values.is_empty() => strings(values).map(Self::Words),
+            Value::String(text) if !text.trim().is_empty() => Ok(Self(Program::Shell(text))),
+            Value::Array(values) if !values.is_empty() => {
+                strings(values).map(|words| Self(Program::Words(words)))
+            }
             Value::String(_) | Value::Array(_) => Err("it names no program".to_owned()),
             other => Err(unlike(&other, "a command, or a list of its words,")),
         })

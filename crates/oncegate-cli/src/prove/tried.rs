@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::ProveArgs;
 use super::witness::WitnessCommand;
 use crate::config::format::Deliver;
-use crate::config::values::{KeySetting, Program};
+use crate::config::values::{KeySetting, ProgramSetting};
 use crate::config::{self, Secrets, Setting, shape};
 use crate::configured::{choose, route_of};
 use crate::exit::{Exit, Problem};
@@ -45,8 +45,8 @@ impl TriedConsumer {
     fn of_flags(args: &ProveArgs) -> Result<Self, Problem> {
         let handler = shape::Handler {
             http: args.handler.clone(),
-            exec: args.handler_exec.clone().map(Program::Shell),
-            command: args.handler_command.clone().map(Program::Shell),
+            exec: args.handler_exec.clone().map(ProgramSetting::shell),
+            command: args.handler_command.clone().map(ProgramSetting::shell),
             content_type: Some(args.content_type.clone().unwrap_or_else(|| JSON.to_owned())),
             ..shape::Handler::default()
         };

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use oncegate::{BoxError, Consumer, Gate};
 use oncegate_testing::{Downstream, Launch, Launched, Service};
+use oncegate_worker::{WorkerHandler, WorkerLimits};
 
 use super::ProveArgs;
 use super::tried::TriedConsumer;
 use super::witness::{FOLDER, WitnessCommand};
 use crate::config::values::{Size, Time};
-use crate::run::{Limited, WorkerLimits, WorkerReport, until_ready, worker};
+use crate::exit::Problem;
+use crate::run::workers;
 
 /// The longest time that a worker may take to become ready.
 const READY_LIMIT: Duration = Duration::from_secs(120);
@@ -84,27 +86,24 @@ impl Launch for Workers {
             hidden: self.tried.hidden.clone(),
             given,
         };
-        let report = WorkerReport::default();
         let started = Instant::now();
-        let (worker, foreman) = worker(handler, &limits, &report)?;
+        let (worker, foreman) =
+            workers::start(handler, &limits).map_err(|problem| problem.to_string())?;
         let worker = Arc::new(worker);
-        let ready = tokio::time::timeout(
-            READY_LIMIT,
-            until_ready("trial", &worker, &report, READY_LIMIT),
-        )
-        .await;
+        let ready =
+            tokio::time::timeout(READY_LIMIT, worker.until_ready("trial", READY_LIMIT)).await;
         let most = ready.map_err(|_| {
             format!(
                 "the worker was not ready within {READY_LIMIT:?}; ONCEGATE_LOG=warn shows its standard error, and `oncegate worker-test` what is missing"
             )
         })?;
-        let most = most.map_err(|problem| problem.to_string())?;
+        let most = most.map_err(|error| Problem::from(error).to_string())?;
         let took = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.slowest_start.fetch_max(took, Ordering::Relaxed);
         let slowest_start = Arc::clone(&self.slowest_start);
         let longest_delay = Consumer::DEFAULT_BACKOFF.most();
         let timeout = handler.timeout.map(|Time(timeout)| timeout);
-        let limited = Limited {
+        let handler = WorkerHandler {
             worker,
             timeout,
             longest_delay,
@@ -123,8 +122,8 @@ impl Launch for Workers {
             by_itself
         };
         let launched = match self.tried.batch_limits() {
-            None => Launched::new(limited),
-            Some(limits) => Launched::in_batches(limits, limited),
+            None => Launched::new(handler),
+            Some(limits) => Launched::in_batches(limits, handler),
         };
         Ok(launched.most(most.min(self.tried.most())).ended_by(end))
     }

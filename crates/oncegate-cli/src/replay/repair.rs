@@ -14,6 +14,7 @@ use oncegate::journal::JournalEntry;
 use oncegate::kafka::{TopicReader, TopicWindow, committed_offsets};
 use oncegate::observe::{Event, Observer};
 use oncegate::{Attempt, Message};
+use oncegate_worker::BeforeRun;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -26,7 +27,7 @@ use crate::examined::Examined;
 use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, Table, grouped};
 use crate::parse;
-use crate::run::{self, BeforeRun, Feed};
+use crate::run::{self, Feed};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.replay.run/1";

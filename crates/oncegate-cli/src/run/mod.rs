@@ -1,43 +1,17 @@
 //! `oncegate run`: consumes with a worker in any language.
 //!
-//! `flags` has the settings of the command line, `build` builds the library's parts from a
-//! configuration, `worker` turns a worker into a handler, and `batches` into one for batches.
-//! Workers are called by `http` (`wire`, `tls`, `trial`, `request`, `answer`), by JSON lines
-//! (`exec`, `slot`, `hand_out`, `job`, `session`, `lines`, `values`, `violations`), or are started
-//! for each message (`command`). `process` starts and ends their processes, `program` looks for
-//! their files, and `report` has what they do. `start` has what a consumer needs before it starts:
-//! its store, its topics or queues, and its worker. `summary` is the answer of a run on standard
-//! input.
+//! `flags` has the settings of the command line, and `build` builds the library's parts from a
+//! configuration. `workers` starts the worker that a configuration names; the crate
+//! `oncegate-worker` calls it. `start` checks the servers that a consumer needs before it starts.
+//! `status` serves the status page, and `summary` is the answer of a run on standard input.
 
-pub(crate) mod answer;
-mod attributes;
-mod batches;
 pub(crate) mod build;
-mod command;
 pub(crate) mod conformance;
-mod exec;
 pub(crate) mod flags;
-mod hand_out;
-pub(crate) mod http;
-mod job;
-mod lines;
-mod origin;
-pub(crate) mod process;
-pub(crate) mod program;
-mod report;
-mod request;
-mod session;
-mod slot;
 mod start;
 pub(crate) mod status;
 mod summary;
-mod tls;
-mod tracked;
-mod trial;
-mod values;
-mod violations;
-pub(crate) mod wire;
-mod worker;
+pub(crate) mod workers;
 
 use std::error::Error as _;
 use std::future::Future;
@@ -45,32 +19,25 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::header::HeaderValue;
 use oncegate::observe::Observer;
 use oncegate::source::Source;
 use oncegate::telemetry::Telemetry;
-use oncegate::{Batched, Consumer, ConsumerError, Gate};
+use oncegate::{Batched, Consumer, ConsumerError};
+use oncegate_worker::{BeforeRun, Foreman, Worker, WorkerHandler};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::config::shape;
-use crate::config::values::{Size, Time};
+use crate::config::values::Time;
 use crate::config::{self, Loaded, Secrets};
 use crate::configured::BESIDE;
 use crate::exit::{Exit, Problem, dead_letters_not_opened, not_opened};
 use crate::sources::input::{BadInput, Input};
 use crate::{signals, store};
-use exec::Crew;
 use start::Servers;
 use status::Served;
 use summary::Account;
-
-pub(crate) use exec::Foreman;
-pub(crate) use process::Runnable;
-pub(crate) use report::WorkerReport;
-pub(crate) use start::until_ready;
-pub(crate) use worker::{BeforeRun, Limited, Worker};
 
 /// Run a consumer of topics or queues: a worker in any language handles each key once
 ///
@@ -101,9 +68,6 @@ pub(crate) struct RunArgs {
     flags: flags::Flags,
 }
 
-/// The content type of messages without one, unless it is set.
-const CONTENT_TYPE: &str = "application/octet-stream";
-
 /// A consumer, its worker, and what must be stopped after it.
 struct Assembled {
     name: String,
@@ -112,7 +76,6 @@ struct Assembled {
     input: Option<Input>,
     consumer: Consumer,
     worker: Arc<Worker>,
-    report: WorkerReport,
     /// The time for which the worker may end before it is ready.
     patience: Duration,
     concurrency: u32,
@@ -250,14 +213,16 @@ async fn consume(ready: Assembled, stop: &CancellationToken) -> Result<(), Probl
         servers,
         consumer,
         worker,
-        report,
         patience,
         concurrency,
         ..
     } = ready;
     let ready = async {
         servers.check(&name, patience).await?;
-        start::until_ready(&name, &worker, &report, patience).await
+        worker
+            .until_ready(&name, patience)
+            .await
+            .map_err(Problem::from)
     };
     let room = tokio::select! {
         biased;
@@ -383,11 +348,11 @@ async fn assemble(
     let gate = gate.ok_or_else(|| Problem::configuration("there is no key"))?;
     let gate = build::with_files(gate, settings).map_err(Problem::configuration)?;
     let handler = settings.handler.clone().unwrap_or_default();
-    let limits = WorkerLimits::of(loaded, settings, &gate);
-    let report = WorkerReport::default();
-    let (worker, foreman) = worker(&handler, &limits, &report).map_err(Problem::configuration)?;
+    let limits = workers::limits(loaded, settings, &gate);
+    let (worker, foreman) = workers::start(&handler, &limits)?;
+    let report = worker.report().clone();
     let worker = Arc::new(worker);
-    let limited = Limited {
+    let handler = WorkerHandler {
         worker: Arc::clone(&worker),
         timeout: handler.timeout.map(|Time(timeout)| timeout),
         longest_delay: build::backoff(settings).most(),
@@ -396,12 +361,10 @@ async fn assemble(
     };
     let source = feed.map_or_else(|| source.into_source(), |feed| feed.source);
     let consumer = match build::batch_limits(settings) {
-        None => Consumer::new(source, gate, limited),
-        Some(limits) => Consumer::new(source, gate, Batched::new(limits, limited)),
+        None => Consumer::new(source, gate, handler),
+        Some(limits) => Consumer::new(source, gate, Batched::new(limits, handler)),
     };
-    let reported = report.clone();
-    let consumer =
-        build::with_settings(consumer, settings).worker_status(move || reported.status());
+    let consumer = build::with_settings(consumer, settings).worker_status(move || report.status());
     let consumer = match dead_letters {
         Some(dead_letters) => consumer.dead_letters(dead_letters),
         None => consumer,
@@ -416,81 +379,8 @@ async fn assemble(
         input,
         consumer,
         worker,
-        report,
         patience,
         concurrency,
         foreman,
     })
-}
-
-/// The limits that a worker is held to.
-pub(crate) struct WorkerLimits {
-    /// The lease of the gate.
-    pub(crate) lease: Duration,
-    /// The largest result that is kept, in bytes.
-    pub(crate) result_max_bytes: usize,
-    /// `true` if it gets batches.
-    pub(crate) in_batches: bool,
-    /// The variables of this process that it does not get.
-    pub(crate) hidden: Vec<String>,
-    /// The variables that it gets besides.
-    pub(crate) given: Vec<(String, String)>,
-}
-
-impl WorkerLimits {
-    fn of(loaded: &Loaded, settings: &shape::Consumer, gate: &Gate) -> Self {
-        Self {
-            lease: gate.lease_period(),
-            result_max_bytes: settings
-                .max_large_result
-                .map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes),
-            in_batches: settings.batch.is_some(),
-            hidden: loaded.variables(),
-            given: Vec::new(),
-        }
-    }
-}
-
-/// The worker that a configuration names; processes of its own are started.
-///
-/// # Errors
-/// As text: what is wrong with the settings.
-pub(crate) fn worker(
-    handler: &shape::Handler,
-    limits: &WorkerLimits,
-    report: &WorkerReport,
-) -> Result<(Worker, Option<Foreman>), String> {
-    let most = limits.result_max_bytes;
-    if let Some((_, absent)) = program::absent(handler) {
-        return Err(absent);
-    }
-    if let Some(program) = &handler.exec {
-        let program = Runnable::new(program.clone(), &limits.hidden, &limits.given);
-        let workers = handler.workers.unwrap_or(1);
-        let (crew, foreman) =
-            Crew::start(&program, workers, limits.in_batches, limits.lease, report);
-        return Ok((Worker::Exec(crew), Some(foreman)));
-    }
-    if let Some(program) = &handler.command {
-        let program = Runnable::new(program.clone(), &limits.hidden, &limits.given);
-        return Ok((
-            Worker::Command(command::Commands::new(program, most, report.clone())),
-            None,
-        ));
-    }
-    let content_type = handler.content_type.as_deref().unwrap_or(CONTENT_TYPE);
-    let told = request::RequestParts {
-        content_type: HeaderValue::try_from(content_type).map_err(|_| {
-            format!("`content_type` is {content_type:?}, which is not a content type")
-        })?,
-        token: handler
-            .token
-            .as_ref()
-            .map(http::Token::of)
-            .transpose()?
-            .map(Arc::new),
-        lease_ms: limits.lease.as_millis(),
-        cloudevents: handler.cloudevents.unwrap_or(false),
-    };
-    Ok((Worker::Http(http::Caller::of(handler, told, most)?), None))
 }

@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use super::{
-    FingerprintSetting, KeySetting, Names, Program, Property, RouteSetting, Secret, Size, Time,
+    FingerprintSetting, KeySetting, Names, ProgramSetting, Property, RouteSetting, Secret, Size,
+    Time,
 };
 
 /// Gives a type its place in the JSON schema; the title is what the documentation calls it.
@@ -33,7 +34,7 @@ described! {
     Time: "time", { "type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)$" };
     Size: "size", { "type": "string", "pattern": "^[0-9.]+ *([kKMGT]i?)?[bB]$" };
     Names: "names", { "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] };
-    Program: "command", {
+    ProgramSetting: "command", {
         "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" }, "minItems": 1 }]
     };
     RouteSetting: "route", {

@@ -1,31 +1,27 @@
 //! `oncegate worker-test`: tests whether a worker keeps the protocol.
 //!
-//! `subject` is the worker under test, over HTTP, on standard streams or as a command; `dialogue`
-//! exchanges lines with a worker on standard streams, and checks how its process ends. `messages` makes
-//! the messages of the test.
+//! `messages` makes the messages of the test.
 
-mod dialogue;
 mod messages;
-mod subject;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
-use oncegate::Lease;
 use oncegate::core::key::Scope;
+use oncegate::{Gate, Lease};
+use oncegate_worker::{Interrupted, Reply, Subject, WorkerError, WorkerLimits};
 use serde::Serialize;
 
-use super::worker::Reply;
+use super::workers;
 use crate::args::{AnswerArgs, read_file, within};
 use crate::config::shape;
-use crate::config::values::{Program, Secret};
+use crate::config::values::{ProgramSetting, Secret};
 use crate::configured::{ConfigArgs, choose, missing, route_of};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, plain};
 use crate::parse::duration;
-use messages::Messages;
-use subject::{Interrupted, Subject};
+use messages::{LEASE, Messages};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.worker-test/1";
@@ -224,8 +220,8 @@ impl WorkerTestArgs {
             .any(|worker| worker.is_some())
         {
             handler.http = self.handler.clone();
-            handler.exec = self.handler_exec.clone().map(Program::Shell);
-            handler.command = self.handler_command.clone().map(Program::Shell);
+            handler.exec = self.handler_exec.clone().map(ProgramSetting::shell);
+            handler.command = self.handler_command.clone().map(ProgramSetting::shell);
         }
         handler.ready_url = self.ready_url.clone().or(handler.ready_url);
         handler.content_type = self.content_type.clone().or(handler.content_type);
@@ -237,6 +233,26 @@ impl WorkerTestArgs {
         }
         handler.allow_remote = Some(self.allow_remote || handler.allow_remote == Some(true));
         handler
+    }
+}
+
+impl Tested {
+    /// # Errors
+    /// When a setting of the worker is wrong.
+    fn subject(&self, patience: Duration) -> Result<Subject, Problem> {
+        let limits = WorkerLimits {
+            lease: LEASE,
+            result_max_bytes: Gate::DEFAULT_MAX_LARGE_RESULT_BYTES,
+            in_batches: false,
+            hidden: self.hidden.clone(),
+            given: Vec::new(),
+        };
+        Subject::new(workers::kind(&self.handler), &limits, patience).map_err(|error| match error {
+            WorkerError::ContentType(name) => Problem::configuration(format!(
+                "--content-type is {name:?}, which is not a content type"
+            )),
+            error => error.into(),
+        })
     }
 }
 
@@ -252,8 +268,7 @@ async fn examine(
     patience: Duration,
     payload: Bytes,
 ) -> Result<Vec<Check>, Problem> {
-    let subject =
-        Subject::of(&tested.handler, &tested.hidden, patience).map_err(Problem::configuration)?;
+    let subject = tested.subject(patience)?;
     let messages = Messages::new(payload, &tested.route);
     let mut exam = Exam {
         subject,
@@ -268,7 +283,7 @@ async fn examine(
     if exam.subject.is_told_to_stop() {
         exam.survives_a_cancellation().await?;
     }
-    if matches!(exam.subject, Subject::Exec(_)) {
+    if exam.subject.dialogue().is_some() {
         exam.ends_with_its_input().await;
         exam.ends_when_told_to().await;
     }
@@ -294,11 +309,10 @@ impl Exam {
             .ready()
             .await
             .map(|()| "it is ready".to_owned());
-        let fix = match &self.subject {
-            Subject::Exec(_) => {
-                "its first line must be {\"type\":\"ready\",\"v\":1}; print nothing else to standard output, and flush it"
-            }
-            _ => "start it, and check its address; with --ready-url, that must answer with 2xx",
+        let fix = if self.subject.dialogue().is_some() {
+            "its first line must be {\"type\":\"ready\",\"v\":1}; print nothing else to standard output, and flush it"
+        } else {
+            "start it, and check its address; with --ready-url, that must answer with 2xx"
         };
         self.note("ready", ready, fix)
     }
@@ -396,7 +410,7 @@ impl Exam {
     }
 
     async fn ends_with_its_input(&mut self) {
-        let Subject::Exec(worker) = &mut self.subject else {
+        let Some(worker) = self.subject.dialogue() else {
             return;
         };
         let ended = worker.end_by_input().await;
@@ -406,7 +420,7 @@ impl Exam {
     }
 
     async fn ends_when_told_to(&mut self) {
-        let Subject::Exec(worker) = &mut self.subject else {
+        let Some(worker) = self.subject.dialogue() else {
             return;
         };
         let ended = worker.end_by_signal().await;

@@ -1,0 +1,370 @@
+//! A worker on standard streams: keeps its process running, and exchanges lines with it.
+
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::sync::{Mutex, mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{info, warn};
+
+use super::session::{Job, REMINDER, Session};
+use super::violations::Violations;
+use crate::process::{self, Leftovers, Process, Runnable, Streams, log};
+use crate::protocol::lines::{Line, Misread, Ready, ReadyType, Said, parse, write_lines};
+use crate::protocol::values::read_values;
+use crate::report::{Ended, WorkerReport};
+
+/// The exit codes of shells, and of ours, for a program that cannot be started.
+const CANNOT_START: [i32; 2] = [126, 127];
+/// The largest `max_in_flight` that a worker may request.
+const MAX_IN_FLIGHT_MOST: usize = 10_000;
+/// The most lines that may wait in either direction: messages and their cancellations.
+const LINES_WAITING: usize = 2 * MAX_IN_FLIGHT_MOST;
+/// The longest time that a worker may take to report that it is ready.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+/// The time limit for a worker to end after its input was closed, and again after a SIGTERM.
+pub(crate) const END_GRACE: Duration = Duration::from_secs(10);
+pub(crate) const TERM_GRACE: Duration = Duration::from_secs(5);
+/// The time limit for a worker that has closed its standard output to end by itself.
+const EXIT_GRACE: Duration = Duration::from_secs(1);
+/// The longest time that a worker may be silent about a cancelled message before it is killed and
+/// replaced: four fifths of the lease, and at most this. The message's handler is dropped a little
+/// later, and its lease expires only then.
+const CANCEL_GRACE: Duration = Duration::from_secs(4);
+/// The waits before a worker that ended is restarted. They double, and start again at the first one
+/// after a worker has run for `RESTART_FORGET`.
+const RESTART_FIRST: Duration = Duration::from_millis(100);
+const RESTART_MOST: Duration = Duration::from_secs(10);
+const RESTART_FORGET: Duration = Duration::from_secs(30);
+
+/// A worker, whose process may be replaced.
+pub(super) struct Slot {
+    pub(super) number: u32,
+    pub(super) program: Runnable,
+    pub(super) lease: Duration,
+    pub(super) in_batches: bool,
+    pub(super) queue: Arc<Mutex<mpsc::Receiver<Job>>>,
+    pub(super) wants: watch::Sender<Option<usize>>,
+    pub(super) report: WorkerReport,
+    pub(super) stop: CancellationToken,
+    pub(super) forced: Arc<AtomicBool>,
+    /// The time limit for a worker to end after its input was closed, if not `END_GRACE`.
+    pub(super) end_grace: Arc<OnceLock<Duration>>,
+    pub(super) violations: Arc<Violations>,
+}
+
+impl Slot {
+    /// Keeps a process running until the stop.
+    pub(super) async fn keep(self) {
+        let mut wait = RESTART_FIRST;
+        while !self.stop.is_cancelled() {
+            let started = Instant::now();
+            let ended = match self.spawn().await {
+                Ok((process, streams)) => {
+                    self.report.started();
+                    self.attend(process, streams).await
+                }
+                Err(error) => Ended {
+                    why: format!("it cannot be started: {error}"),
+                    ..Ended::default()
+                },
+            };
+            if self.stop.is_cancelled() {
+                return;
+            }
+            self.report.ended(&ended);
+            let why = ended.why;
+            if started.elapsed() > RESTART_FORGET {
+                wait = RESTART_FIRST;
+            }
+            warn!(
+                worker = self.number,
+                why,
+                ?wait,
+                "the worker has ended; restarting it"
+            );
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = tokio::time::sleep(wait) => {}
+            }
+            self.report.restarts();
+            wait = (wait * 2).min(RESTART_MOST);
+        }
+    }
+
+    async fn spawn(&self) -> std::io::Result<(Process, Streams)> {
+        let mut command = process::command(&self.program);
+        command.env("ONCEGATE_WORKER", self.number.to_string());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        Process::start(command, Leftovers::Killed).await
+    }
+
+    /// Runs one process until it ends, and returns how it ended.
+    async fn attend(&self, mut process: Process, (stdin, stdout, stderr): Streams) -> Ended {
+        let mut side = JoinSet::new();
+        let number = self.number;
+        let last_line = AbortOnDropHandle::new(tokio::spawn(log(number, stderr)));
+        // Input and output lines have tasks of their own. If one task wrote before it read, it
+        // would deadlock with a worker that writes before it reads.
+        let (lines, said) = mpsc::channel(LINES_WAITING);
+        side.spawn(async move { read_values(stdout, lines).await });
+        let (tell, lines) = mpsc::channel(LINES_WAITING);
+        side.spawn(async move { write_lines(stdin, lines).await });
+        let grace = CANCEL_GRACE.min(self.lease * 4 / 5);
+        let mut session = Session::new(number, self.lease, grace, tell, said);
+        let mut was_ready = false;
+        let End { why, hangs } = self.converse(&mut session, &mut was_ready).await;
+        // A program closes its output a moment before it has ended.
+        let by_itself = if session.said.is_closed() {
+            timeout(EXIT_GRACE, process.ended()).await.is_ok()
+        } else {
+            !process.is_running()
+        };
+        let unanswered = session.close();
+        match (hangs, self.stop.is_cancelled()) {
+            (true, _) => process.kill().await,
+            (false, true) => {
+                if !end(
+                    &mut process,
+                    self.end_grace.get().copied().unwrap_or(END_GRACE),
+                )
+                .await
+                {
+                    self.forced.store(true, Ordering::Relaxed);
+                }
+            }
+            (false, false) => drop(end(&mut process, Duration::ZERO).await),
+        }
+        let status = process.wait().await.ok();
+        // Its last line is the reason of its end, most of the time.
+        let last_line = timeout(TERM_GRACE, last_line)
+            .await
+            .ok()
+            .and_then(Result::ok)
+            .unwrap_or_default();
+        let why = match status.filter(|_| by_itself) {
+            Some(status) if last_line.is_empty() => format!("{why} ({status})"),
+            Some(status) => format!("{why} ({status}): {last_line}"),
+            None => why,
+        };
+        // Not earlier: the next attempts must not run at the same time as these.
+        unanswered.give_up(number, &why);
+        drop(
+            timeout(TERM_GRACE, async {
+                while side.join_next().await.is_some() {}
+            })
+            .await,
+        );
+        let cannot_start = status.and_then(|status| status.code());
+        let cannot_start =
+            by_itself && cannot_start.is_some_and(|code| CANNOT_START.contains(&code));
+        Ended {
+            why,
+            was_ready,
+            cannot_start: cannot_start && !was_ready,
+        }
+    }
+
+    async fn converse(&self, session: &mut Session, was_ready: &mut bool) -> End {
+        let most = match self.first_line(session).await {
+            Ok(Said::Ready(Ready {
+                v: 1,
+                batches: false,
+                ..
+            })) if self.in_batches => {
+                return "it takes no batches, and `batch` is set; its first line must have \"batches\":true"
+                    .to_owned()
+                    .into();
+            }
+            Ok(Said::Ready(Ready {
+                r#type: ReadyType::Ready,
+                v: 1,
+                max_in_flight,
+                ..
+            })) => max_in_flight.clamp(1, MAX_IN_FLIGHT_MOST),
+            Ok(Said::Ready(Ready { v, .. })) => {
+                return format!("it speaks version {v} of the protocol, not 1").into();
+            }
+            Ok(Said::Answer(_) | Said::Answers(_)) => {
+                return "its first line was an answer, not {\"type\":\"ready\",\"v\":1}"
+                    .to_owned()
+                    .into();
+            }
+            Err(why) => return why.into(),
+        };
+        info!(
+            worker = self.number,
+            max_in_flight = most,
+            "the worker is ready"
+        );
+        *was_ready = true;
+        self.report.ready();
+        self.wants
+            .send_if_modified(|wanted| wanted.replace(most).is_none());
+        self.exchange(session, most).await
+    }
+
+    /// Waits for the worker's `ready` line.
+    async fn first_line(&self, session: &mut Session) -> Result<Said, String> {
+        let started = Instant::now();
+        let mut wait_until = started + REMINDER;
+        loop {
+            let line = tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return Err(STOPPED.to_owned()),
+                line = timeout_at(wait_until, session.said.recv()) => line,
+            };
+            match line {
+                Ok(Some(line)) => match parse(&line) {
+                    Err(Misread {
+                        why,
+                        is_noise: true,
+                        ..
+                    }) => session.ignore(&why),
+                    Err(misread) => return Err(misread.why),
+                    Ok(said) => return Ok(said),
+                },
+                Ok(None) => return Err("it ended before it was ready".to_owned()),
+                Err(_) if started.elapsed() < READY_LIMIT => {
+                    wait_until = started + READY_LIMIT;
+                    warn!(
+                        worker = self.number,
+                        "the worker has not reported that it is ready for {REMINDER:?}; its first line must be {{\"type\":\"ready\",\"v\":1}}, and standard output must be flushed after it"
+                    );
+                }
+                Err(_) => {
+                    return Err(format!(
+                        "it has not reported that it is ready within {READY_LIMIT:?}"
+                    ));
+                }
+            }
+        }
+    }
+
+    async fn exchange(&self, session: &mut Session, most: usize) -> End {
+        loop {
+            let below_limit = session.in_flight() < most;
+            let next = self.next_job();
+            let look_at = session.look_at();
+            let look = async {
+                match look_at {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let gone_on = tokio::select! {
+                biased;
+                line = session.said.recv() => self.answered(session, line),
+                () = self.stop.cancelled() => Err(STOPPED.to_owned()),
+                Some(withdrawn) = session.withdrawn.join_next() => match withdrawn {
+                    Ok(ids) => ids.into_iter().try_for_each(|id| session.cancel(id)),
+                    Err(_) => Ok(()),
+                },
+                () = look => match session.look() {
+                    Ok(()) => Ok(()),
+                    Err(why) => return End { why, hangs: true },
+                },
+                job = next, if below_limit => match job {
+                    Some(job) => session.give(job),
+                    // The consumer has ended, and the stop follows.
+                    None => {
+                        self.stop.cancelled().await;
+                        Err(STOPPED.to_owned())
+                    }
+                },
+            };
+            if let Err(why) = gone_on {
+                return why.into();
+            }
+        }
+    }
+
+    /// Waits for the next messages; for ever, once the consumer must stop because of its workers.
+    async fn next_job(&self) -> Option<Job> {
+        tokio::select! {
+            biased;
+            () = self.violations.too_many() => std::future::pending().await,
+            job = async { self.queue.lock().await.recv().await } => job,
+        }
+    }
+
+    /// Takes the next line of a worker that is ready.
+    fn answered(&self, session: &mut Session, line: Option<Line>) -> Result<(), String> {
+        let Some(line) = line else {
+            return Err("it ended".to_owned());
+        };
+        let answers = match parse(&line) {
+            Ok(Said::Answer(answer)) => vec![answer],
+            Ok(Said::Answers(answers)) => answers,
+            Ok(Said::Ready(_)) => {
+                let number = line.number;
+                return Err(format!(
+                    "line {number} of its standard output reports again that it is ready"
+                ));
+            }
+            Err(misread) => return self.misread(session, misread),
+        };
+        for answer in answers {
+            if session.answer(answer, line.number) {
+                self.violations.forget();
+                self.report.answered();
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges a line that is no answer.
+    ///
+    /// # Errors
+    /// As text: the process must be replaced, because it is unknown which message was answered.
+    fn misread(&self, session: &mut Session, misread: Misread) -> Result<(), String> {
+        let Misread { why, id, is_noise } = misread;
+        if id.is_some_and(|id| session.spoil(&id, &why)) {
+            self.violations.note(&why);
+            return Ok(());
+        }
+        if is_noise {
+            session.ignore(&why);
+            return Ok(());
+        }
+        self.violations.note(&why);
+        Err(why)
+    }
+}
+
+/// The reason when a process is stopped on purpose.
+const STOPPED: &str = "it was stopped";
+
+/// The end of the exchange with a process, and its reason.
+struct End {
+    why: String,
+    /// The process answers nothing, so it is killed without a request to end.
+    hangs: bool,
+}
+
+impl From<String> for End {
+    fn from(why: String) -> Self {
+        Self { why, hangs: false }
+    }
+}
+
+/// Waits for a process whose input is closed; then sends SIGTERM, then SIGKILL. Returns whether it
+/// ended by itself.
+async fn end(process: &mut Process, grace: Duration) -> bool {
+    if timeout(grace, process.wait()).await.is_ok() {
+        return true;
+    }
+    process.terminate();
+    if timeout(TERM_GRACE, process.wait()).await.is_err() {
+        process.kill().await;
+    }
+    false
+}
