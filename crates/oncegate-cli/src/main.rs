@@ -4,10 +4,9 @@
 //! The answer goes to standard output, progress and logs to standard error. `run` consumes, `replay
 //! --run` runs what is missing, `outbox relay` publishes, `init` writes files, `topics create`
 //! creates topics, `migrate` creates tables, `sweep` deletes large results, `reset` and
-//! `dead-letters redrive` reopen records, `accept-loss` resumes a halted scope, and
-//! `accept-dead-letters` a consumer that has stopped at its dead-letter limit. No other command
-//! changes anything: neither the store, nor the topic, nor what a consumer receives. `peek` and
-//! `dead-letters` use up receives of a queue's messages, and require a flag for that.
+//! `dead-letters redrive` reopen records, and `accept` lets a scope continue that has stopped. No
+//! other command changes anything: neither the store, nor the topic, nor what a consumer receives.
+//! `peek` and `dead-letters` use up receives of a queue's messages, and require a flag for that.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,8 +20,6 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
 
 mod accept;
-mod accept_dead_letters;
-mod accept_loss;
 mod args;
 mod audit;
 mod change;
@@ -117,8 +114,8 @@ enum Command {
     Sweep(sweep::SweepArgs),
     Inspect(inspect::InspectArgs),
     Reset(reset::ResetArgs),
-    AcceptLoss(accept_loss::AcceptLossArgs),
-    AcceptDeadLetters(accept_dead_letters::AcceptDeadLettersArgs),
+    #[command(subcommand)]
+    Accept(accept::AcceptCommand),
     #[command(subcommand)]
     DeadLetters(dead_letters::DeadLettersCommand),
     #[command(subcommand)]
@@ -184,8 +181,7 @@ fn answer(runtime: Runtime, command: &Command) -> Result<Exit, Problem> {
                 Command::Sweep(args) => sweep::run(args).await,
                 Command::Inspect(args) => inspect::run(args).await,
                 Command::Reset(args) => reset::run(args).await,
-                Command::AcceptLoss(args) => accept_loss::run(args).await,
-                Command::AcceptDeadLetters(args) => accept_dead_letters::run(args).await,
+                Command::Accept(command) => accept::run(command).await,
                 Command::DeadLetters(command) => dead_letters::run(command).await,
                 Command::Outbox(command) => Box::pin(outbox::run(command)).await,
                 Command::Doctor(args) => doctor::run(args).await,

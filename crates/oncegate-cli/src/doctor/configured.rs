@@ -110,7 +110,7 @@ async fn same_key(
             halt.reason
         );
         let fix = format!(
-            "find out what would run again (oncegate replay), then run: oncegate accept-loss --scope {name}"
+            "find out what would run again (oncegate replay), then run: oncegate accept loss --scope {name}"
         );
         report.finding("store_loss", what, &fix);
     }

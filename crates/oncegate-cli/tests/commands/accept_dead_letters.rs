@@ -1,4 +1,4 @@
-//! `oncegate accept-dead-letters`.
+//! `oncegate accept dead-letters`.
 
 use oncegate::core::key::Scope;
 use oncegate::core::store::{DeadLetterStop, ScopeDescriptor, Store as _};
@@ -31,7 +31,14 @@ async fn a_stop_at_the_dead_letter_limit_is_accepted_only_with_leave_and_a_reaso
     let gate = Gate::new("billing", Key::json(["order_id"]), store.clone());
     gate.open().await.expect("the store answers");
     let url = format!("sqlite:{}", file.display());
-    let fixed = ["accept-dead-letters", "--store", &url, "--scope", "billing"];
+    let fixed = [
+        "accept",
+        "dead-letters",
+        "--store",
+        &url,
+        "--scope",
+        "billing",
+    ];
     let environment = [
         ("ONCEGATE_JOURNAL", journal.to_str().expect("text")),
         ("ONCEGATE_OPERATOR", "ada"),

@@ -1,11 +1,15 @@
-//! The common part of `accept-loss` and `accept-dead-letters`: show what stops a scope, ask, and
-//! let the scope continue.
+//! `oncegate accept`: shows what stops a scope, asks, and lets the scope continue. `loss` and
+//! `dead_letters` are what can stop one.
+
+mod dead_letters;
+mod loss;
 
 use std::future::Future;
 use std::time::{Duration, SystemTime};
 
+use clap::Subcommand;
 use oncegate::core::key::Scope;
-use oncegate::core::store::{Store, StoreError};
+use oncegate::core::store::{DeadLetterStop, Halt, Store, StoreError};
 use oncegate::journal::JournalEntry;
 use serde::ser::{Serialize, SerializeMap as _, Serializer};
 
@@ -14,6 +18,30 @@ use crate::change::ChangeArgs;
 use crate::exit::{Exit, Problem};
 use crate::output;
 use crate::store::StoreArgs;
+
+/// Let a scope continue that has stopped: its store has lost records, or it has reached its
+/// dead-letter limit
+#[derive(Debug, Subcommand)]
+pub(crate) enum AcceptCommand {
+    /// Resume a scope that is halted because its store has lost records
+    ///
+    /// Messages whose records are lost run again when they are delivered again; `oncegate replay`
+    /// shows which ones. The command first prints why the scope is halted. Every process of the
+    /// scope resumes within seconds, without a restart.
+    ///
+    /// Exit code 1: the scope is not halted, or was halted again meanwhile; nothing was changed.
+    Loss(AcceptArgs),
+
+    /// Let a consumer continue that has stopped at its dead-letter limit
+    ///
+    /// The stop outlives restarts: until a message succeeds, each process of the scope stops at the
+    /// first message that it would have to give up. This command shows when and why it stopped, and
+    /// lets the next process give up as many messages again. It is not needed when the cause is
+    /// gone, because the first message that succeeds ends the stop.
+    ///
+    /// Exit code 1: no consumer of the scope has stopped so; nothing was changed.
+    DeadLetters(AcceptArgs),
+}
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct AcceptArgs {
@@ -32,7 +60,7 @@ pub(crate) struct AcceptArgs {
 }
 
 /// A condition that stops a scope until an operator accepts it.
-pub(crate) trait Obstacle: Sized + Send + Sync {
+trait Obstacle: Sized + Send + Sync {
     const WORDS: Words;
 
     fn find(
@@ -52,27 +80,27 @@ pub(crate) trait Obstacle: Sized + Send + Sync {
 }
 
 /// The words in which a command speaks of its obstacle.
-pub(crate) struct Words {
+struct Words {
     /// The format of the `--json` document.
-    pub(crate) schema: &'static str,
+    schema: &'static str,
     /// The question to a terminal.
-    pub(crate) question: &'static str,
+    question: &'static str,
     /// The change that needs the confirmation, for the error where there is no terminal.
-    pub(crate) change: &'static str,
+    change: &'static str,
     /// The journal's event.
-    pub(crate) event: &'static str,
+    event: &'static str,
     /// The state of the scope: `halted`. In the document, the name of a flag.
-    pub(crate) state: &'static str,
+    state: &'static str,
     /// The document's name for the time of the stop.
-    pub(crate) since: &'static str,
+    since: &'static str,
     /// The message that it was accepted, before and after the scope.
-    pub(crate) accepted: [&'static str; 2],
+    accepted: [&'static str; 2],
     /// The message that nothing stops the scope, before and after the scope.
-    pub(crate) not_found: [&'static str; 2],
+    not_found: [&'static str; 2],
 }
 
 /// The outcome of accepting an obstacle.
-pub(crate) enum Accepted<T> {
+enum Accepted<T> {
     Yes(T),
     /// The obstacle was gone already.
     Gone,
@@ -80,7 +108,14 @@ pub(crate) enum Accepted<T> {
     Changed(T),
 }
 
-pub(crate) async fn run<T: Obstacle>(args: &AcceptArgs) -> Result<Exit, Problem> {
+pub(crate) async fn run(command: &AcceptCommand) -> Result<Exit, Problem> {
+    match command {
+        AcceptCommand::Loss(args) => accept::<Halt>(args).await,
+        AcceptCommand::DeadLetters(args) => accept::<DeadLetterStop>(args).await,
+    }
+}
+
+async fn accept<T: Obstacle>(args: &AcceptArgs) -> Result<Exit, Problem> {
     let found = async {
         let store = args.store.open().await?;
         let found = T::find(&*store, &args.scope).await?;
