@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use oncegate::postgres::PostgresStore;
+
 use crate::config::{self, Loaded, Secrets, shape};
 use crate::exit::{Exit, Problem};
 use crate::sources::SourceSettings;
@@ -170,6 +172,23 @@ impl NamedStore {
         match self {
             Self::ByUrl(store) => store.opened().await,
             Self::Configured(store) => store::open_existing(store).await,
+        }
+    }
+
+    /// Connects to a store that must be PostgreSQL; `journaled`: to one that has, or will get, a
+    /// journal.
+    pub(crate) async fn open_postgres(&self, journaled: bool) -> Result<PostgresStore, Problem> {
+        let mut settings = self.settings();
+        if journaled {
+            settings.journal = Some(true);
+        }
+        store::open_postgres(&settings).await
+    }
+
+    fn settings(&self) -> shape::Store {
+        match self {
+            Self::ByUrl(store) => store.settings(),
+            Self::Configured(store) => (**store).clone(),
         }
     }
 

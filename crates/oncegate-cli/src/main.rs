@@ -37,6 +37,7 @@ mod health;
 mod init;
 mod inspect;
 mod key;
+mod migrate;
 mod outbox;
 mod output;
 mod parse;
@@ -47,7 +48,6 @@ mod record;
 mod replay;
 mod reset;
 mod run;
-mod schema;
 mod signals;
 mod sources;
 mod store;
@@ -123,8 +123,7 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     Estimate(estimate::EstimateArgs),
     Health(health::HealthArgs),
-    Sql(schema::SqlArgs),
-    Migrate(schema::MigrateArgs),
+    Migrate(migrate::MigrateArgs),
     Completions(generated::CompletionsArgs),
     Man(generated::ManArgs),
 }
@@ -187,8 +186,7 @@ fn answer(runtime: Runtime, command: &Command) -> Result<Exit, Problem> {
                 Command::Doctor(args) => doctor::run(args).await,
                 Command::Estimate(args) => estimate::run(args).await,
                 Command::Health(args) => health::run(args).await,
-                Command::Sql(args) => schema::sql(args),
-                Command::Migrate(args) => schema::migrate(args).await,
+                Command::Migrate(args) => migrate::run(args).await,
                 Command::Completions(args) => generated::completions(args, Cli::command()),
                 Command::Man(args) => generated::man(args, Cli::command()),
             }

@@ -142,6 +142,19 @@ pub(crate) async fn open_sql(
         .ok_or_else(|| Problem::configuration(format!("store: {NO_OUTBOX}")))
 }
 
+/// Connects to a store that must be PostgreSQL. Nothing is purged.
+pub(crate) async fn open_postgres(store: &shape::Store) -> Result<PostgresStore, Problem> {
+    let address = address(store.url.as_deref().unwrap_or_default())?;
+    if matches!(address, Address::Postgres(_))
+        && let Some(SqlStore::Postgres(store)) = open_to_read(store).await?.sql
+    {
+        return Ok(store);
+    }
+    Err(Problem::configuration(
+        "--store: only postgres://host:port/database needs its tables created by a command",
+    ))
+}
+
 /// A server with records of a trial, which are removed after it.
 #[derive(Clone)]
 pub(crate) enum TrialServer {
@@ -318,39 +331,24 @@ impl StoreArgs {
     /// Connects for an examination, which reports a policy that may evict records with everything
     /// else.
     pub(crate) async fn open_to_examine(&self, allow_no_replica: bool) -> Result<Opened, Problem> {
-        let allow_no_replica = Some(allow_no_replica);
         let store = shape::Store {
-            url: Some(self.url.clone()),
-            allow_no_replica,
-            ..shape::Store::default()
+            allow_no_replica: Some(allow_no_replica),
+            ..self.settings()
         };
         open_existing(&store).await
     }
 
-    /// Connects to a store that must be PostgreSQL; `journaled`: to one that has, or will get, a
-    /// journal.
-    pub(crate) async fn open_postgres(&self, journaled: bool) -> Result<PostgresStore, Problem> {
-        match address(&self.url)? {
-            Address::Postgres(url) if journaled => Ok(PostgresStore::builder(&url)
-                .without_purge()
-                .journaled()
-                .connect()
-                .await?),
-            Address::Postgres(url) => postgres(&url).await,
-            _ => {
-                let text = "--store: only postgres://host:port/database needs its tables created by a command";
-                Err(Problem::configuration(text))
-            }
+    /// The settings of a store of which only the URL is known.
+    pub(crate) fn settings(&self) -> shape::Store {
+        shape::Store {
+            url: Some(self.url.clone()),
+            ..shape::Store::default()
         }
     }
 
     /// Connects to a store that must be an SQL database.
     pub(crate) async fn open_sql(&self) -> Result<SqlStore, Problem> {
-        let store = shape::Store {
-            url: Some(self.url.clone()),
-            ..shape::Store::default()
-        };
-        open_sql(&store, Duration::ZERO).await
+        open_sql(&self.settings(), Duration::ZERO).await
     }
 
     /// For people: a file by its absolute path, a URL without user, password and parameters.

@@ -22,11 +22,11 @@ mod inspect;
 mod key;
 #[path = "../libraries/mod.rs"]
 mod libraries;
+mod migrate;
 mod packages;
 mod peek;
 mod replay;
 mod reset;
-mod schema;
 mod shop;
 mod sweep;
 mod topics;
