@@ -6,7 +6,8 @@
 //! creates topics, `migrate` creates tables, `sweep` deletes large results, `reset` and
 //! `dead-letters redrive` reopen records, and `accept` lets a scope continue that has stopped. No
 //! other command changes anything: neither the store, nor the topic, nor what a consumer receives.
-//! `peek` and `dead-letters` use up receives of a queue's messages, and require a flag for that.
+//! `replay --queue` and `dead-letters` use up receives of a queue's messages, and require a flag for
+//! that.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,7 +42,6 @@ mod migrate;
 mod outbox;
 mod output;
 mod parse;
-mod peek;
 mod promise;
 mod prove;
 mod record;
@@ -109,7 +109,6 @@ enum Command {
     Topics(topics::TopicsCommand),
     Replay(Box<replay::ReplayArgs>),
     Audit(Box<audit::AuditArgs>),
-    Peek(peek::PeekArgs),
     Key(key::KeyArgs),
     Sweep(sweep::SweepArgs),
     Inspect(inspect::InspectArgs),
@@ -175,7 +174,6 @@ fn answer(runtime: Runtime, command: &Command) -> Result<Exit, Problem> {
                 Command::Topics(command) => topics::run(command).await,
                 Command::Replay(args) => replay::run(args).await,
                 Command::Audit(args) => audit::run(args).await,
-                Command::Peek(args) => peek::run(args).await,
                 Command::Key(args) => key::run(args).await,
                 Command::Sweep(args) => sweep::run(args).await,
                 Command::Inspect(args) => inspect::run(args).await,

@@ -145,29 +145,37 @@ pub(crate) fn quoted(text: &str) -> String {
     toml::Value::String(text.to_owned()).to_string()
 }
 
-/// Which broker the queue of `peek` belongs to.
+/// The broker of a queue that is looked into (`replay --queue`).
 #[derive(Debug, clap::Args)]
-pub(crate) struct PeekFlags {
+pub(crate) struct QueueBrokerFlags {
     #[command(flatten)]
-    sqs: sqs::PeekSqs,
+    sqs: sqs::SqsFlags,
 
     #[command(flatten)]
-    amqp: amqp::PeekAmqp,
+    amqp: amqp::AmqpFlags,
 }
 
-impl PeekFlags {
-    /// Returns a source that holds up to `most` messages of the queue until it is closed.
+impl QueueBrokerFlags {
+    /// Returns a source that holds up to `most` messages of the queue until it is closed. What no
+    /// flag says of the broker, the configured source does.
     ///
     /// # Errors
-    /// When a flag does not fit.
+    /// When a flag does not fit, or a secret of the configuration cannot be read.
     pub(crate) fn source(
         &self,
         queue: &str,
         most: u32,
+        configured: Option<&Source>,
     ) -> Result<Box<dyn oncegate::source::Source>, Problem> {
-        match self.amqp.source(queue, most)? {
+        let configured_amqp = configured
+            .and_then(|source| source.amqp.as_ref())
+            .filter(|_| !self.sqs.are_given());
+        match self.amqp.source(queue, most, configured_amqp)? {
             Some(source) => Ok(source),
-            None => Ok(self.sqs.source(queue)),
+            None => {
+                let configured = configured.and_then(|source| source.sqs.as_ref());
+                Ok(self.sqs.source(queue, configured))
+            }
         }
     }
 }
