@@ -205,10 +205,12 @@ impl InitArgs {
     /// Returns what is written about the source.
     fn template(&self) -> Template {
         let check = format!("oncegate check {CONFIGURATION}");
+        let doctor = format!("oncegate doctor --config {CONFIGURATION}");
         let create_topics = format!("oncegate topics create {CONFIGURATION}");
         let run = format!("oncegate run --config {CONFIGURATION}");
         let commands = NextCommands {
             check: &check,
+            doctor: &doctor,
             create_topics: &create_topics,
             run: &run,
             messages: MESSAGES,

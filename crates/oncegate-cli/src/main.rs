@@ -167,7 +167,7 @@ fn answer(runtime: Runtime, command: &Command) -> Result<Exit, Problem> {
             match command {
                 Command::Init(args) => init::run(args),
                 Command::Run(args) => Box::pin(run::run(args)).await,
-                Command::Check(args) => check::run(args).await,
+                Command::Check(args) => check::run(args),
                 Command::WorkerTest(args) => run::conformance::run(args).await,
                 Command::Prove(args) => Box::pin(prove::run(args)).await,
                 Command::Schema(args) => check::schema(args),

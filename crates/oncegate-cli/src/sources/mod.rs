@@ -134,6 +134,7 @@ impl SourceKind {
 /// The commands for the configuration that `init` writes.
 pub(crate) struct NextCommands<'a> {
     pub(crate) check: &'a str,
+    pub(crate) doctor: &'a str,
     pub(crate) create_topics: &'a str,
     pub(crate) run: &'a str,
     /// The file of messages to try it with.

@@ -53,7 +53,7 @@ impl InitSqs {
             store: "redis://localhost:6379",
             next: vec![
                 commands.check.to_owned(),
-                format!("{} --online", commands.check),
+                commands.doctor.to_owned(),
                 commands.run.to_owned(),
             ],
         }

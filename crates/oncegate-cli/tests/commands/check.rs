@@ -1,7 +1,5 @@
 //! `oncegate check` and `oncegate schema`, and the documentation of the settings.
 
-mod online;
-
 use std::path::{Path, PathBuf};
 
 use super::{oncegate, oncegate_with};
@@ -26,12 +24,12 @@ fn documented() -> String {
     example.expect("an example in TOML").to_owned()
 }
 
-struct File {
+pub(super) struct File {
     _dir: tempfile::TempDir,
-    path: String,
+    pub(super) path: String,
 }
 
-fn file(text: &str) -> File {
+pub(super) fn file(text: &str) -> File {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("oncegate.toml");
     std::fs::write(&path, text).unwrap();
@@ -102,7 +100,7 @@ async fn the_names_that_share_a_route_are_shown() {
     }
 }
 
-/// A file may be checked on another machine; --online is for the one that runs it.
+/// A file may be checked on another machine; `doctor` is for the one that runs it.
 #[tokio::test]
 async fn a_worker_that_is_not_there_is_named() {
     let of = |handler: &str| {
@@ -129,8 +127,8 @@ async fn a_worker_that_is_not_there_is_named() {
             "{}",
             warned.err
         );
-        let refused = oncegate(&["check", &file.path, "--online"], b"").await;
-        assert!(refused.ended(1).err.contains(named), "{}", refused.err);
+        let refused = oncegate(&["doctor", "--config", &file.path], b"").await;
+        assert!(refused.ended(1).out.contains(named), "{}", refused.out);
     }
 }
 

@@ -429,7 +429,7 @@ async fn doctor_examines_the_consumers_of_a_configuration() {
         "{away:?}"
     );
 
-    // The descriptor of a scope is compared as by `check --online`.
+    // The descriptor of a scope is compared, too.
     open_with_another_key(&server).await;
     assert!(says(
         &doctor(&[]).await,

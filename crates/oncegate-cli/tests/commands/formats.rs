@@ -348,7 +348,7 @@ async fn a_format_that_cannot_be_used_is_refused_by_check() {
 }
 
 #[tokio::test]
-async fn online_the_registry_of_a_format_is_asked() {
+async fn doctor_asks_the_registry_of_a_format() {
     let kafka = Kafka::shared().await;
     let topic = kafka.new_topic("formats", 1).await;
     kafka.create_topic(&format!("{topic}-dead"), 1).await;
@@ -369,14 +369,14 @@ async fn online_the_registry_of_a_format_is_asked() {
     ] {
         let format = format!("registry = \"{url}\"");
         let config = configuration(dir.path(), &format, kafka.bootstrap(), &topic);
-        let online = [
-            "check",
+        let doctor = [
+            "doctor",
+            "--config",
             config.to_str().unwrap(),
-            "--online",
             "--timeout",
             "50s",
         ];
-        let answer = oncegate(&online, b"").await;
+        let answer = oncegate(&doctor, b"").await;
         assert!(answer.out.contains(what), "{what}: {answer:?}");
         assert_eq!(answer.code == Some(69), what != "it answers", "{answer:?}");
     }

@@ -136,14 +136,13 @@ async fn the_missing_topics_are_shown_created_on_request_and_left_alone_then() {
     );
 }
 
-/// Runs `oncegate check --online`, which finds a dead-letter topic that is too small for its
-/// messages.
+/// Runs `oncegate doctor`, which finds a dead-letter topic that is too small for its messages.
 #[tokio::test]
 async fn created_topics_take_dead_letters_of_the_largest_messages() {
     let named = Named::new().await;
     named.create(&["--yes"]).await.ended(0);
     let path = named.dir.path().join("oncegate.toml");
-    let checked = oncegate(&["check", path.to_str().unwrap(), "--online"], b"").await;
+    let checked = oncegate(&["doctor", "--config", path.to_str().unwrap()], b"").await;
     assert!(
         !checked.out.contains("max.message.bytes"),
         "{}",
