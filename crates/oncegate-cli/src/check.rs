@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
 
 use serde::Serialize;
 
 use crate::config::table::{self, Explained};
 use crate::config::{self, Finding, Findings, Loaded, Secrets, Severity};
+use crate::configured::ConfigArgs;
 use crate::exit::{Exit, Problem};
 use crate::output;
 use crate::sources::SourceSettings;
@@ -22,17 +22,8 @@ const SCHEMA: &str = "oncegate.check/1";
 /// doctor` then asks the servers. Exit code 1: the configuration has errors.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArgs {
-    /// The configuration; `--config FILE` is the same
-    #[arg(
-        value_name = "FILE",
-        required_unless_present = "named",
-        conflicts_with = "named"
-    )]
-    config: Option<PathBuf>,
-
-    /// The configuration
-    #[arg(long = "config", id = "named", value_name = "FILE", hide = true)]
-    named: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigArgs,
 
     /// Show every effective setting, and where it came from
     #[arg(long)]
@@ -118,8 +109,8 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     } else {
         Secrets::MayBeLiteral
     };
-    let file = args.config.as_ref().or(args.named.as_ref());
-    let mut loaded = config::load(file.map(PathBuf::as_path), |_| Vec::new(), secrets)?;
+    let file = args.config.required()?;
+    let mut loaded = config::load(Some(file), |_| Vec::new(), secrets)?;
     loaded.look_for_workers();
     let findings = &loaded.findings;
     let ok = !findings.has_errors();
@@ -151,9 +142,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     if !settings.is_empty() {
         output::answer(&explained(&settings))?;
     }
-    let file = file
-        .map(|file| file.display().to_string())
-        .unwrap_or_default();
+    let file = file.display().to_string();
     output::answer(&judgement(&file, findings))?;
     for route in routes {
         output::answer(&route.to_string())?;

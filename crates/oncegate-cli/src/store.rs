@@ -23,17 +23,9 @@ const KNOWN: &str = "known are redis://host:port, redis+cluster://host:port,host
                      redis+sentinel://host:port,host:port/name (rediss for TLS), postgres://host:port/database, and \
                      sqlite:path or the plain path of an SQLite file";
 
-/// Where the records are.
-#[derive(Debug, clap::Args)]
-pub(crate) struct StoreArgs {
-    /// The store: redis://host:port, redis+cluster://host:port,…, redis+sentinel://host:port,…/name
-    /// (rediss for TLS), postgres://host:port/database, or an SQLite file as sqlite:path or path
-    #[arg(
-        long = "store",
-        value_name = "URL",
-        env = "ONCEGATE_STORE",
-        hide_env_values = true
-    )]
+/// A store of which only the URL is known.
+#[derive(Debug)]
+pub(crate) struct StoreUrl {
     pub(crate) url: String,
 }
 
@@ -306,14 +298,9 @@ enum Address {
     Sqlite(PathBuf),
 }
 
-impl StoreArgs {
+impl StoreUrl {
     /// Connects.
-    pub(crate) async fn open(&self) -> Result<Arc<dyn Store>, Problem> {
-        Ok(self.opened().await?.store)
-    }
-
-    /// Connects, and keeps the kind of the store.
-    pub(crate) async fn opened(&self) -> Result<Opened, Problem> {
+    pub(crate) async fn open(&self) -> Result<Opened, Problem> {
         match address(&self.url)? {
             Address::Redis(url) => Ok(Opened::redis(RedisStore::connect(&url).await?)),
             Address::Postgres(url) => Ok(Opened::postgres(postgres(&url).await?)),
@@ -338,17 +325,12 @@ impl StoreArgs {
         open_existing(&store).await
     }
 
-    /// The settings of a store of which only the URL is known.
+    /// The settings of the store.
     pub(crate) fn settings(&self) -> shape::Store {
         shape::Store {
             url: Some(self.url.clone()),
             ..shape::Store::default()
         }
-    }
-
-    /// Connects to a store that must be an SQL database.
-    pub(crate) async fn open_sql(&self) -> Result<SqlStore, Problem> {
-        open_sql(&self.settings(), Duration::ZERO).await
     }
 
     /// For people: a file by its absolute path, a URL without user, password and parameters.

@@ -15,9 +15,10 @@ use serde::ser::{Serialize, SerializeMap as _, Serializer};
 
 use crate::args::{AnswerArgs, within};
 use crate::change::ChangeArgs;
+use crate::config::Loaded;
+use crate::configured::{ConfigArgs, StoreFlag, choose, missing};
 use crate::exit::{Exit, Problem};
 use crate::output;
-use crate::store::StoreArgs;
 
 /// Let a scope continue that has stopped: its store has lost records, or it has reached its
 /// dead-letter limit
@@ -46,17 +47,30 @@ pub(crate) enum AcceptCommand {
 #[derive(Debug, clap::Args)]
 pub(crate) struct AcceptArgs {
     #[command(flatten)]
-    store: StoreArgs,
+    config: ConfigArgs,
 
-    /// The scope of the consumer's gate
+    #[command(flatten)]
+    store: StoreFlag,
+
+    /// The scope of the consumer's gate [default: the only consumer of the configuration]
     #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
-    scope: Scope,
+    scope: Option<Scope>,
 
     #[command(flatten)]
     change: ChangeArgs,
 
     #[command(flatten)]
     answer: AnswerArgs,
+}
+
+impl AcceptArgs {
+    fn scope(&self, loaded: Option<&Loaded>) -> Result<Scope, Problem> {
+        match (&self.scope, loaded) {
+            (Some(scope), _) => Ok(scope.clone()),
+            (None, Some(loaded)) => Ok(Scope::new(choose(loaded, None)?.0)?),
+            (None, None) => Err(missing("--scope")),
+        }
+    }
 }
 
 /// A condition that stops a scope until an operator accepts it.
@@ -116,19 +130,22 @@ pub(crate) async fn run(command: &AcceptCommand) -> Result<Exit, Problem> {
 }
 
 async fn accept<T: Obstacle>(args: &AcceptArgs) -> Result<Exit, Problem> {
+    let loaded = args.config.load(args.store.url.is_some())?;
+    let scope = &args.scope(loaded.as_ref())?;
+    let store = args.store.or_of(loaded.as_ref())?;
     let found = async {
-        let store = args.store.open().await?;
-        let found = T::find(&*store, &args.scope).await?;
+        let store = store.open().await?.store;
+        let found = T::find(&*store, scope).await?;
         Ok((store, found))
     };
     let (store, found) = within(args.answer.timeout, found).await?;
     let Some(found) = found else {
-        tell::<T>(args, None, false)?;
+        tell::<T>(args, scope, None, false)?;
         return Ok(Exit::No);
     };
-    show(args, &found)?;
+    show(args, scope, &found)?;
     if args.change.dry_run {
-        tell(args, Some(&found), false)?;
+        tell(args, scope, Some(&found), false)?;
         return Ok(Exit::Yes);
     }
     let Words {
@@ -138,29 +155,29 @@ async fn accept<T: Obstacle>(args: &AcceptArgs) -> Result<Exit, Problem> {
         ..
     } = T::WORDS;
     let journal = args.change.begin(question, change).await?;
-    journal.note_now(JournalEntry::now(format!("{event}_begins")).key(&args.scope))?;
-    let accept = async { Ok(found.accept(&*store, &args.scope).await?) };
+    journal.note_now(JournalEntry::now(format!("{event}_begins")).key(scope))?;
+    let accept = async { Ok(found.accept(&*store, scope).await?) };
     match within(args.answer.timeout, accept).await? {
         Accepted::Yes(accepted) => {
-            journal.note_now(JournalEntry::now(event).key(&args.scope))?;
-            tell(args, Some(&accepted), true)?;
+            journal.note_now(JournalEntry::now(event).key(scope))?;
+            tell(args, scope, Some(&accepted), true)?;
             Ok(Exit::Yes)
         }
         Accepted::Gone => {
-            tell::<T>(args, None, false)?;
+            tell::<T>(args, scope, None, false)?;
             Ok(Exit::No)
         }
         Accepted::Changed(now) => {
             eprintln!("oncegate: the reason has changed meanwhile; nothing was changed");
-            show(args, &now)?;
-            tell(args, Some(&now), false)?;
+            show(args, scope, &now)?;
+            tell(args, scope, Some(&now), false)?;
             Ok(Exit::No)
         }
     }
 }
 
 /// Shows why and since when the scope is stopped.
-fn show<T: Obstacle>(args: &AcceptArgs, found: &T) -> Result<(), Problem> {
+fn show<T: Obstacle>(args: &AcceptArgs, scope: &Scope, found: &T) -> Result<(), Problem> {
     if args.answer.json {
         return Ok(());
     }
@@ -169,14 +186,17 @@ fn show<T: Obstacle>(args: &AcceptArgs, found: &T) -> Result<(), Problem> {
         humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_millis(since_ms));
     let state = T::WORDS.state;
     output::answer(&format!(
-        "scope      {}\n{state:<11}{since}\nreason     {why}\n",
-        args.scope
+        "scope      {scope}\n{state:<11}{since}\nreason     {why}\n"
     ))
 }
 
-fn tell<T: Obstacle>(args: &AcceptArgs, found: Option<&T>, done: bool) -> Result<(), Problem> {
+fn tell<T: Obstacle>(
+    args: &AcceptArgs,
+    scope: &Scope,
+    found: Option<&T>,
+    done: bool,
+) -> Result<(), Problem> {
     let words = T::WORDS;
-    let scope = &args.scope;
     if args.answer.json {
         let found = found.map(Obstacle::since_and_why);
         return output::answer_json(&AcceptDocument {

@@ -20,7 +20,7 @@ use crate::output;
 use crate::parse::{duration, pair};
 use crate::sources::DeadLetters;
 use crate::sources::kafka::Kafka;
-use crate::store::StoreArgs;
+use crate::store::StoreUrl;
 use examine::{NamedQueue, Questions, Report};
 
 /// The format of the `--json` document.
@@ -176,7 +176,7 @@ impl DoctorArgs {
         let mut report = Report::default();
         let opened = match &self.store.url {
             Some(url) => {
-                let store = StoreArgs { url: url.clone() };
+                let store = StoreUrl { url: url.clone() };
                 report
                     .store(store.open_to_examine(self.allow_no_replica).await)
                     .await
@@ -277,7 +277,7 @@ impl DoctorArgs {
         let url = self.store.url.clone().ok_or_else(|| missing("--store"))?;
         self.check()?;
         let mut report = Report::default();
-        let store = StoreArgs { url }
+        let store = StoreUrl { url }
             .open_to_examine(self.allow_no_replica)
             .await;
         let opened = report.store(store).await;

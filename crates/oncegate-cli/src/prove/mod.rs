@@ -22,6 +22,7 @@ use oncegate::Key;
 use oncegate_testing::{Fault, Finding, Progress, Service, Trial, TrialError, Verdict, report};
 
 use crate::args::{KEY_FORMS, KEY_HELP};
+use crate::configured::ConfigArgs;
 use crate::exit::{Exit, Problem};
 use crate::output::{self, plain, span};
 use crate::parse::{duration, pair};
@@ -52,13 +53,12 @@ const TRIAL: &str = "oncegate-prove";
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("worker"))]
 pub(crate) struct ProveArgs {
-    /// A configuration: its consumer is tried, with its worker, key, route and limits; flags win
-    /// over it
-    #[arg(long, value_name = "FILE", env = "ONCEGATE_CONFIG")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigArgs,
 
-    /// The consumer of --config [default: the only one of the file]
-    #[arg(long, value_name = "NAME", requires = "config")]
+    /// The consumer of the configuration that is tried, with its worker, key, route and limits
+    /// [default: the only one of the file]
+    #[arg(long, value_name = "NAME")]
     scope: Option<String>,
 
     /// A worker on standard streams

@@ -34,9 +34,9 @@ const SCHEMA: &str = "oncegate.replay.run/1";
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Running what is missing")]
 pub(crate) struct RepairArgs {
-    /// Run the messages without a record through the handler of --config, after a dry run and a
-    /// confirmation
-    #[arg(long, requires_all = ["config", "why"])]
+    /// Run the messages without a record through the handler of the configuration, after a dry run
+    /// and a confirmation
+    #[arg(long, requires = "why")]
     pub(super) run: bool,
 
     /// Also run messages whose attempt ended without an outcome, and those whose retry is due:

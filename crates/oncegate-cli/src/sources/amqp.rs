@@ -14,8 +14,8 @@ use serde::Deserialize;
 
 use super::topology::{Kind, NamedTopic, Role, State, Topology, Wanted};
 use super::{
-    ChattyLibrary, ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, NextCommands,
-    QueueFlags, SourceFinding, SourceSettings, Template, quoted,
+    ChattyLibrary, ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, QueueFlags,
+    SourceFinding, SourceSettings, Template, next, quoted,
 };
 use crate::config::values::Secret;
 use crate::exit::{Exit, Problem, not_opened};
@@ -53,7 +53,7 @@ pub(super) struct InitAmqp {
 
 impl InitAmqp {
     /// Returns what `init` writes.
-    pub(super) fn template(&self, queues: &QueueFlags, commands: &NextCommands<'_>) -> Template {
+    pub(super) fn template(&self, queues: &QueueFlags) -> Template {
         let url = quoted(&self.amqp_url);
         let queue = quoted(&queues.queue);
         let password = r#"{ env = "RABBITMQ_PASSWORD" }"#;
@@ -66,9 +66,9 @@ impl InitAmqp {
             store: "redis://localhost:6379",
             next: [
                 "export RABBITMQ_PASSWORD=…",
-                commands.check,
-                commands.create_topics,
-                commands.run,
+                next::CHECK,
+                next::CREATE_TOPICS,
+                next::RUN,
             ]
             .map(str::to_owned)
             .into(),

@@ -119,26 +119,23 @@ pub(crate) struct Template {
 }
 
 impl SourceKind {
-    /// Returns what `init` writes: `check` and `run` are the commands that check the configuration
-    /// and run it, and `messages` is the file of messages to try it with.
-    pub(crate) fn template(self, flags: &InitFlags, commands: &NextCommands<'_>) -> Template {
+    /// Returns what `init` writes; `messages` is the file of messages to try it with.
+    pub(crate) fn template(self, flags: &InitFlags, messages: &str) -> Template {
         match self {
-            Self::Stdin => stdin::template(commands),
-            Self::Kafka => flags.kafka.template(commands),
-            Self::Sqs => flags.sqs.template(&flags.queues, commands),
-            Self::Amqp => flags.amqp.template(&flags.queues, commands),
+            Self::Stdin => stdin::template(messages),
+            Self::Kafka => flags.kafka.template(),
+            Self::Sqs => flags.sqs.template(&flags.queues),
+            Self::Amqp => flags.amqp.template(&flags.queues),
         }
     }
 }
 
-/// The commands for the configuration that `init` writes.
-pub(crate) struct NextCommands<'a> {
-    pub(crate) check: &'a str,
-    pub(crate) doctor: &'a str,
-    pub(crate) create_topics: &'a str,
-    pub(crate) run: &'a str,
-    /// The file of messages to try it with.
-    pub(crate) messages: &'a str,
+/// The commands to continue with, in the folder of the configuration that `init` writes.
+mod next {
+    pub(super) const CHECK: &str = "oncegate check";
+    pub(super) const CREATE_TOPICS: &str = "oncegate topics create";
+    pub(super) const DOCTOR: &str = "oncegate doctor";
+    pub(super) const RUN: &str = "oncegate run --config oncegate.toml";
 }
 
 /// A text as TOML writes it.

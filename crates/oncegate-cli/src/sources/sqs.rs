@@ -12,8 +12,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{
-    ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, NextCommands, QueueFlags,
-    SourceFinding, SourceSettings, Template, quoted,
+    ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, QueueFlags, SourceFinding,
+    SourceSettings, Template, next, quoted,
 };
 use crate::config::values::{Names, Size, Time};
 use crate::exit::{Exit, Problem, not_opened};
@@ -38,7 +38,7 @@ pub(super) struct InitSqs {
 
 impl InitSqs {
     /// Returns what `init` writes.
-    pub(super) fn template(&self, queues: &QueueFlags, commands: &NextCommands<'_>) -> Template {
+    pub(super) fn template(&self, queues: &QueueFlags) -> Template {
         let endpoint = self.endpoint_url.as_deref();
         let endpoint = endpoint
             .map(|url| format!(", endpoint_url = {}", quoted(url)))
@@ -51,11 +51,9 @@ impl InitSqs {
             dead_letters: format!("{{ sqs = {} }}", quoted(&queues.dead_letter_queue)),
             about: "Credentials and region come in the AWS SDK's usual ways.",
             store: "redis://localhost:6379",
-            next: vec![
-                commands.check.to_owned(),
-                commands.doctor.to_owned(),
-                commands.run.to_owned(),
-            ],
+            next: [next::CHECK, next::DOCTOR, next::RUN]
+                .map(str::to_owned)
+                .into(),
         }
     }
 }

@@ -49,13 +49,18 @@ async fn the_names_that_share_a_route_are_shown() {
         ))
     };
     let two = "[\"orders\", \"eu.orders\"]";
-    let shown = oncegate(&["check", &of(two, "route = \"orders\"").path], b"").await;
+    let shown = oncegate(
+        &["check", "--config", &of(two, "route = \"orders\"").path],
+        b"",
+    )
+    .await;
     shown.ended(0);
     let line = "billing: messages of orders, eu.orders have the keys of the route orders";
     assert!(shown.out.contains(line), "{}", shown.out);
     let json = oncegate(
         &[
             "check",
+            "--config",
             &of(two, "route = { \"eu.orders\" = \"orders\" }").path,
             "--json",
         ],
@@ -64,7 +69,7 @@ async fn the_names_that_share_a_route_are_shown() {
     .await;
     let expected = serde_json::json!([{"consumer": "billing", "route": "orders", "names": ["orders", "eu.orders"]}]);
     assert_eq!(json.ended(0).json()["routes"], expected);
-    let none = oncegate(&["check", &of(two, "").path, "--json"], b"")
+    let none = oncegate(&["check", "--config", &of(two, "").path, "--json"], b"")
         .await
         .ended(0)
         .json();
@@ -73,6 +78,7 @@ async fn the_names_that_share_a_route_are_shown() {
     let stranger = oncegate(
         &[
             "check",
+            "--config",
             &of(two, "route = { \"us.orders\" = \"orders\" }").path,
         ],
         b"",
@@ -91,7 +97,7 @@ async fn the_names_that_share_a_route_are_shown() {
         ("route = \"\"", "route"),
         ("route = { a = 1 }", "it must be a route"),
     ] {
-        let refused = oncegate(&["check", &of(two, route).path], b"").await;
+        let refused = oncegate(&["check", "--config", &of(two, route).path], b"").await;
         assert!(
             refused.ended(1).err.contains(words),
             "{route}: {}",
@@ -120,7 +126,7 @@ async fn a_worker_that_is_not_there_is_named() {
         ),
     ] {
         let file = of(handler);
-        let warned = oncegate(&["check", &file.path], b"").await;
+        let warned = oncegate(&["check", "--config", &file.path], b"").await;
         assert!(warned.ended(0).err.contains(named), "{}", warned.err);
         assert!(
             warned.err.contains("handler.") && warned.err.contains("warning"),
@@ -135,7 +141,7 @@ async fn a_worker_that_is_not_there_is_named() {
 #[tokio::test]
 async fn the_documented_examples_are_fine_and_fit_the_schema() {
     let example = file(&documented());
-    let answer = oncegate(&["check", &example.path, "--strict"], b"").await;
+    let answer = oncegate(&["check", "--config", &example.path, "--strict"], b"").await;
     assert_eq!(
         (
             answer.ended(0).err.as_str(),
@@ -148,9 +154,12 @@ async fn the_documented_examples_are_fine_and_fit_the_schema() {
         serde_json::from_str(&read(&docs("oncegate.schema.json"))).unwrap();
     let schema = jsonschema::validator_for(&schema).expect("it is a schema");
     let workers = docs("../examples/workers/oncegate.toml");
-    oncegate(&["check", workers.to_str().unwrap(), "--strict"], b"")
-        .await
-        .ended(0);
+    oncegate(
+        &["check", "--config", workers.to_str().unwrap(), "--strict"],
+        b"",
+    )
+    .await
+    .ended(0);
     for text in [documented(), read(&workers)] {
         let instance: serde_json::Value = toml::from_str(&text).unwrap();
         let errors: Vec<String> = schema
@@ -205,14 +214,14 @@ async fn mistakes_are_shown_with_their_lines_and_counted() {
             .replace("lease = \"30s\"", "leese = 30")
             .replace("\"7d\"", "7"),
     );
-    let answer = oncegate(&["check", &wrong.path], b"").await;
+    let answer = oncegate(&["check", "--config", &wrong.path], b"").await;
     answer.ended(1).says("did you mean `lease`?").says("^^^^^");
     assert!(
         answer.out.contains("has 2 errors and 0 warnings"),
         "{}",
         answer.out
     );
-    let document = oncegate(&["check", &wrong.path, "--json"], b"")
+    let document = oncegate(&["check", "--config", &wrong.path, "--json"], b"")
         .await
         .ended(1)
         .json();
@@ -228,7 +237,7 @@ async fn mistakes_are_shown_with_their_lines_and_counted() {
         .collect();
     assert_eq!(lines, [Some(9), Some(10)]);
     assert_eq!(document["findings"][0]["path"], "defaults.leese");
-    oncegate(&["check", "/no/such/file.toml"], b"")
+    oncegate(&["check", "--config", "/no/such/file.toml"], b"")
         .await
         .ended(78)
         .says("/no/such/file.toml");
@@ -238,7 +247,12 @@ async fn mistakes_are_shown_with_their_lines_and_counted() {
 async fn every_value_is_explained_with_its_origin() {
     let example = file(&documented());
     let environment = [("ONCEGATE_CONSUMER__BILLING__LEASE", "60s")];
-    let answer = oncegate_with(&["check", &example.path, "--explain"], &environment, b"").await;
+    let answer = oncegate_with(
+        &["check", "--config", &example.path, "--explain"],
+        &environment,
+        b"",
+    )
+    .await;
     let lease = answer.ended(0).line("consumer.billing.lease");
     assert_eq!(
         lease,
@@ -265,7 +279,7 @@ async fn a_secret_that_stands_there_is_never_shown() {
         (&["--json", "--explain"], 0),
     ] {
         let answer = oncegate(
-            &[&["check", literal.path.as_str()], arguments].concat(),
+            &[&["check", "--config", literal.path.as_str()], arguments].concat(),
             b"",
         )
         .await;

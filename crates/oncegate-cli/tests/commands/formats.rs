@@ -121,7 +121,7 @@ async fn a_topic_with_a_registry_runs_and_would_not_run_again() {
     let format = format!("registry = \"{}\"", registry.url());
     let config = configuration(dir.path(), &format, kafka.bootstrap(), &topic);
     let config = config.to_str().unwrap();
-    oncegate(&["check", config], b"").await.ended(0);
+    oncegate(&["check", "--config", config], b"").await.ended(0);
 
     let running = start(config, dir.path());
     let effects = dir.path().join("effects");
@@ -284,7 +284,7 @@ async fn workers_get_documents_where_that_is_set() {
         &command.replace('"', "\\\""),
     );
     let config = config.to_str().unwrap();
-    oncegate(&["check", config], b"").await.ended(0);
+    oncegate(&["check", "--config", config], b"").await.ended(0);
 
     let running = start(config, dir.path());
     let effects = dir.path().join("effects");
@@ -340,7 +340,7 @@ async fn a_format_that_cannot_be_used_is_refused_by_check() {
         ("encoding = \"brotli\"", "brotli"),
     ] {
         let config = configuration(dir.path(), format, "localhost:9092", "orders");
-        oncegate(&["check", config.to_str().unwrap()], b"")
+        oncegate(&["check", "--config", config.to_str().unwrap()], b"")
             .await
             .ended(1)
             .says(what);
