@@ -34,7 +34,6 @@ mod estimate;
 mod examined;
 mod exit;
 mod generated;
-mod health;
 mod init;
 mod inspect;
 mod key;
@@ -50,6 +49,7 @@ mod reset;
 mod run;
 mod signals;
 mod sources;
+mod status;
 mod store;
 mod sweep;
 mod topics;
@@ -121,7 +121,7 @@ enum Command {
     Outbox(outbox::OutboxCommand),
     Doctor(doctor::DoctorArgs),
     Estimate(estimate::EstimateArgs),
-    Health(health::HealthArgs),
+    Status(status::StatusArgs),
     Migrate(migrate::MigrateArgs),
     Completions(generated::CompletionsArgs),
     Man(generated::ManArgs),
@@ -183,7 +183,7 @@ fn answer(runtime: Runtime, command: &Command) -> Result<Exit, Problem> {
                 Command::Outbox(command) => Box::pin(outbox::run(command)).await,
                 Command::Doctor(args) => doctor::run(args).await,
                 Command::Estimate(args) => estimate::run(args).await,
-                Command::Health(args) => health::run(args).await,
+                Command::Status(args) => status::run(args).await,
                 Command::Migrate(args) => migrate::run(args).await,
                 Command::Completions(args) => generated::completions(args, Cli::command()),
                 Command::Man(args) => generated::man(args, Cli::command()),

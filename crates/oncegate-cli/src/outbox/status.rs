@@ -21,7 +21,7 @@ const SCHEMA: &str = "oncegate.outbox_status/1";
 /// Exit code 1: a message has waited for longer than --older-than, or nothing is known of such an
 /// outbox: no message is in it, and no relay leads it.
 #[derive(Debug, clap::Args)]
-pub(crate) struct StatusArgs {
+pub(crate) struct OutboxStatusArgs {
     #[command(flatten)]
     config: ConfigArgs,
 
@@ -53,7 +53,7 @@ struct StatusDocument<'a> {
     led: bool,
 }
 
-pub(super) async fn run(args: &StatusArgs) -> Result<Exit, Problem> {
+pub(super) async fn run(args: &OutboxStatusArgs) -> Result<Exit, Problem> {
     let loaded = args.config.load(args.store.url.is_some())?;
     let name = &args.outbox(loaded.as_ref())?;
     let store = args.store.or_of(loaded.as_ref())?;
@@ -107,7 +107,7 @@ pub(super) async fn run(args: &StatusArgs) -> Result<Exit, Problem> {
     })
 }
 
-impl StatusArgs {
+impl OutboxStatusArgs {
     fn outbox(&self, loaded: Option<&Loaded>) -> Result<String, Problem> {
         if let Some(name) = &self.outbox {
             return Ok(name.clone());
