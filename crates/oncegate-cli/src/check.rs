@@ -16,10 +16,11 @@ use crate::sources::SourceSettings;
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.check/1";
 
-/// Check a configuration without connecting to anything: lists all errors, each with its line
+/// Check a configuration without a server: list all errors, each with its line
 ///
-/// Variables such as ONCEGATE_CONSUMER__BILLING__LEASE count, as they do for `oncegate run`. `oncegate
-/// doctor` then asks the servers. Exit code 1: the configuration has errors.
+/// Variables such as ONCEGATE_CONSUMER__BILLING__LEASE count, as they do for `oncegate run`. It
+/// connects to nothing; `oncegate doctor` asks the servers. Exit code 1: the configuration has
+/// errors.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
@@ -192,8 +193,7 @@ fn assigned(Explained { path, value, .. }: &Explained) -> String {
     format!("{path} = {value}")
 }
 
-/// Print a JSON schema: of a configuration, or of the report of `oncegate prove`; or the table of
-/// all settings
+/// Print the JSON schema of a configuration or of a report, or the table of all settings
 #[derive(Debug, clap::Args)]
 pub(crate) struct SchemaArgs {
     /// `config`: the JSON schema of a configuration, for editors; `settings`: its settings as a

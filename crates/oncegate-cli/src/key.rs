@@ -18,7 +18,7 @@ const SCHEMA: &str = "oncegate.key/1";
 /// The placeholder for a scope or a route that is not given.
 const EXAMPLE: &str = "example";
 
-/// Explain the key of a message: its canonical form, its digest, and its name in the store
+/// Explain the key of a message: canonical form, digest, and name in the store
 ///
 /// Key, scope and route are those of the configuration, where no flag says them. The payload comes
 /// from a file or from standard input. The answer shows the values of the key's

@@ -13,7 +13,7 @@ use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use tokio::runtime::Runtime;
 use tracing::{debug, error};
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -34,6 +34,7 @@ mod estimate;
 mod examined;
 mod exit;
 mod generated;
+mod help;
 mod init;
 mod inspect;
 mod key;
@@ -64,7 +65,7 @@ use exit::{Exit, Problem};
 #[command(
     name = "oncegate",
     version,
-    about = "Run a Kafka or SQS consumer with a worker in any language (run), and inspect and repair its records"
+    about = "Run consumers of Kafka, SQS and RabbitMQ that are safe against duplicates"
 )]
 #[command(arg_required_else_help = true, after_help = EXIT_CODES)]
 struct Cli {
@@ -94,35 +95,35 @@ enum LogFormat {
 const EXIT_CODES: &str = "\
 Exit codes: 0 yes or done, 1 the answer is no, 2 usage, 3 answered in part, 65 bad input,
 69 store or broker unreachable, 70 a bug, 75 timed out, 78 configuration, 130 interrupted.
-The answer is on standard output, everything else on standard error. ONCEGATE_LOG=debug logs more, and
---log-format json logs one JSON object a line.";
+The answer is on standard output, everything else on standard error. ONCEGATE_LOG=debug logs more,
+and --log-format json logs one JSON object a line.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
     Init(Box<init::InitArgs>),
-    Run(Box<run::RunArgs>),
     Check(check::CheckArgs),
     WorkerTest(run::conformance::WorkerTestArgs),
     Prove(Box<prove::ProveArgs>),
-    Schema(check::SchemaArgs),
+    Estimate(estimate::EstimateArgs),
+    Run(Box<run::RunArgs>),
     #[command(subcommand)]
-    Topics(topics::TopicsCommand),
+    Outbox(outbox::OutboxCommand),
+    Status(status::StatusArgs),
+    Inspect(inspect::InspectArgs),
+    Key(key::KeyArgs),
     Replay(Box<replay::ReplayArgs>),
     Audit(Box<audit::AuditArgs>),
-    Key(key::KeyArgs),
-    Sweep(sweep::SweepArgs),
-    Inspect(inspect::InspectArgs),
+    Doctor(doctor::DoctorArgs),
     Reset(reset::ResetArgs),
-    #[command(subcommand)]
-    Accept(accept::AcceptCommand),
     #[command(subcommand)]
     DeadLetters(dead_letters::DeadLettersCommand),
     #[command(subcommand)]
-    Outbox(outbox::OutboxCommand),
-    Doctor(doctor::DoctorArgs),
-    Estimate(estimate::EstimateArgs),
-    Status(status::StatusArgs),
+    Accept(accept::AcceptCommand),
+    #[command(subcommand)]
+    Topics(topics::TopicsCommand),
     Migrate(migrate::MigrateArgs),
+    Sweep(sweep::SweepArgs),
+    Schema(check::SchemaArgs),
     Completions(generated::CompletionsArgs),
     Man(generated::ManArgs),
 }
@@ -140,7 +141,8 @@ fn main() -> ExitCode {
     };
     // First of all: a signal at the start must not end it in any other way than later ones.
     signals::watch(&runtime);
-    let cli = Cli::parse();
+    let matches = help::grouped(Cli::command()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // Dropped at the end: the remaining traces are sent then.
     let _traces = match start_logging(&cli.command, cli.log_format) {
         Ok(traces) => traces,
@@ -166,25 +168,25 @@ fn answer(runtime: Runtime, command: &Command) -> Result<Exit, Problem> {
             debug!("started");
             match command {
                 Command::Init(args) => init::run(args),
-                Command::Run(args) => Box::pin(run::run(args)).await,
                 Command::Check(args) => check::run(args),
                 Command::WorkerTest(args) => run::conformance::run(args).await,
                 Command::Prove(args) => Box::pin(prove::run(args)).await,
-                Command::Schema(args) => check::schema(args),
-                Command::Topics(command) => topics::run(command).await,
+                Command::Estimate(args) => estimate::run(args).await,
+                Command::Run(args) => Box::pin(run::run(args)).await,
+                Command::Outbox(command) => Box::pin(outbox::run(command)).await,
+                Command::Status(args) => status::run(args).await,
+                Command::Inspect(args) => inspect::run(args).await,
+                Command::Key(args) => key::run(args).await,
                 Command::Replay(args) => replay::run(args).await,
                 Command::Audit(args) => audit::run(args).await,
-                Command::Key(args) => key::run(args).await,
-                Command::Sweep(args) => sweep::run(args).await,
-                Command::Inspect(args) => inspect::run(args).await,
-                Command::Reset(args) => reset::run(args).await,
-                Command::Accept(command) => accept::run(command).await,
-                Command::DeadLetters(command) => dead_letters::run(command).await,
-                Command::Outbox(command) => Box::pin(outbox::run(command)).await,
                 Command::Doctor(args) => doctor::run(args).await,
-                Command::Estimate(args) => estimate::run(args).await,
-                Command::Status(args) => status::run(args).await,
+                Command::Reset(args) => reset::run(args).await,
+                Command::DeadLetters(command) => dead_letters::run(command).await,
+                Command::Accept(command) => accept::run(command).await,
+                Command::Topics(command) => topics::run(command).await,
                 Command::Migrate(args) => migrate::run(args).await,
+                Command::Sweep(args) => sweep::run(args).await,
+                Command::Schema(args) => check::schema(args),
                 Command::Completions(args) => generated::completions(args, Cli::command()),
                 Command::Man(args) => generated::man(args, Cli::command()),
             }

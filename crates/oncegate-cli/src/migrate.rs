@@ -12,7 +12,7 @@ use crate::output;
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.migrate/1";
 
-/// Create the tables of a store in PostgreSQL, or upgrade them to the format of this release
+/// Create the tables of a store in PostgreSQL, or upgrade or print them
 ///
 /// It first prints what it would do, and does it in one transaction. When there is nothing to do,
 /// it needs no rights. With --print it connects to nothing, and prints the statements to read or to

@@ -20,8 +20,7 @@ use crate::configured::{ConfigArgs, StoreFlag, choose, missing};
 use crate::exit::{Exit, Problem};
 use crate::output;
 
-/// Let a scope continue that has stopped: its store has lost records, or it has reached its
-/// dead-letter limit
+/// Let a scope continue that has stopped after a loss or at its dead-letter limit
 #[derive(Debug, Subcommand)]
 pub(crate) enum AcceptCommand {
     /// Resume a scope that is halted because its store has lost records

@@ -21,8 +21,7 @@ use effects::EffectsArgs;
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.audit/1";
 
-/// Reconcile a topic with its records, its dead letters and its effects: what was lost, what
-/// happened twice?
+/// Compare a topic with its records and effects: what was lost, what happened twice?
 ///
 /// Reads the messages of the window, their records, the dead letters, and, if it is given, a list
 /// of the effects that the downstream system has, by their idempotency keys. It claims and changes

@@ -26,8 +26,9 @@ use examine::{NamedQueue, Questions, Report};
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.doctor/1";
 
-/// Check whether the settings of store and broker can keep the promise; each finding includes its
-/// fix
+/// Check whether the settings of store and broker can keep the promise
+///
+/// Each finding includes its fix.
 ///
 /// With a configuration, store and source of its consumers are checked, or of the one of --scope;
 /// what flags say of a consumer goes before it. Its schema registries must answer, and the workers'

@@ -25,10 +25,9 @@ use repair::RepairArgs;
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.replay/1";
 
-/// Show what a replay of topics would run, without claiming or changing anything; or run what is
-/// missing (--run)
+/// Show what a replay of topics or of a queue would run, or run what is missing
 ///
-/// Reads each topic, or a window of it, to the end it had at the start, derives the key of every
+/// It claims and changes nothing, unless --run says so. It reads each topic, or a window of it, to the end it had at the start, derives the key of every
 /// message, and reads all records in the store. It joins no consumer group, and may run beside the
 /// consumers.
 ///
