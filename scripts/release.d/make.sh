@@ -36,9 +36,9 @@ make_program() {
 }
 
 make_manuals() {
-    "$PROGRAM" man --folder "$STAGE/man1"
+    "$PROGRAM" generate man --folder "$STAGE/man1"
     mkdir -p "$STAGE/completions"
-    for shell in bash zsh fish; do "$PROGRAM" completions "$shell" >"$STAGE/completions/oncegate.$shell"; done
+    for shell in bash zsh fish; do "$PROGRAM" generate completions "$shell" >"$STAGE/completions/oncegate.$shell"; done
 }
 
 make_licences() {

@@ -1,12 +1,11 @@
-//! `oncegate check` and `oncegate schema`: the errors of a configuration, the settings that exist,
-//! and JSON schemas.
+//! `oncegate check`: the errors of a configuration.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
 
-use crate::config::table::{self, Explained};
+use crate::config::table::Explained;
 use crate::config::{self, Finding, Findings, Loaded, Secrets, Severity};
 use crate::configured::ConfigArgs;
 use crate::exit::{Exit, Problem};
@@ -191,22 +190,4 @@ fn explained(settings: &[Explained]) -> String {
 
 fn assigned(Explained { path, value, .. }: &Explained) -> String {
     format!("{path} = {value}")
-}
-
-/// Print the JSON schema of a configuration or of a report, or the table of all settings
-#[derive(Debug, clap::Args)]
-pub(crate) struct SchemaArgs {
-    /// `config`: the JSON schema of a configuration, for editors; `settings`: its settings as a
-    /// table in Markdown; `prove`: the JSON schema of report.json
-    #[arg(value_name = "WHAT", value_parser = ["config", "prove", "settings"])]
-    what: String,
-}
-
-pub(crate) fn schema(args: &SchemaArgs) -> Result<Exit, Problem> {
-    match args.what.as_str() {
-        "settings" => output::answer(&table::markdown())?,
-        "prove" => output::answer_json(&oncegate_testing::report::schema())?,
-        _ => output::answer_json(&table::schema())?,
-    }
-    Ok(Exit::Yes)
 }

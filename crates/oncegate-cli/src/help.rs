@@ -16,10 +16,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
         &["status", "inspect", "key", "replay", "audit", "doctor"],
     ),
     ("Repair", &["reset", "dead-letters", "accept"]),
-    (
-        "Operate",
-        &["topics", "migrate", "sweep", "schema", "completions", "man"],
-    ),
+    ("Operate", &["topics", "migrate", "sweep", "generate"]),
 ];
 
 /// Returns the command with a help that shows its subcommands in groups.

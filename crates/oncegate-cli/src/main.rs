@@ -33,7 +33,7 @@ mod doctor;
 mod estimate;
 mod examined;
 mod exit;
-mod generated;
+mod generate;
 mod help;
 mod init;
 mod inspect;
@@ -123,9 +123,8 @@ enum Command {
     Topics(topics::TopicsCommand),
     Migrate(migrate::MigrateArgs),
     Sweep(sweep::SweepArgs),
-    Schema(check::SchemaArgs),
-    Completions(generated::CompletionsArgs),
-    Man(generated::ManArgs),
+    #[command(subcommand)]
+    Generate(generate::GenerateCommand),
 }
 
 fn main() -> ExitCode {
@@ -186,9 +185,7 @@ fn answer(runtime: Runtime, command: &Command) -> Result<Exit, Problem> {
                 Command::Topics(command) => topics::run(command).await,
                 Command::Migrate(args) => migrate::run(args).await,
                 Command::Sweep(args) => sweep::run(args).await,
-                Command::Schema(args) => check::schema(args),
-                Command::Completions(args) => generated::completions(args, Cli::command()),
-                Command::Man(args) => generated::man(args, Cli::command()),
+                Command::Generate(command) => generate::run(command, Cli::command()),
             }
         };
         tokio::select! {

@@ -1,4 +1,4 @@
-//! `oncegate check` and `oncegate schema`, and the documentation of the settings.
+//! `oncegate check`, the schemas of `oncegate generate`, and the documentation of the settings.
 
 use std::path::{Path, PathBuf};
 
@@ -180,21 +180,21 @@ async fn the_documented_examples_are_fine_and_fit_the_schema() {
 
 #[tokio::test]
 async fn the_committed_schema_and_table_are_those_of_the_code() {
-    let schema = oncegate(&["schema", "config"], b"").await;
-    let hint = "run `oncegate schema config > docs/oncegate.schema.json`";
+    let schema = oncegate(&["generate", "schema", "config"], b"").await;
+    let hint = "run `oncegate generate schema config > docs/oncegate.schema.json`";
     assert_eq!(
         read(&docs("oncegate.schema.json")),
         schema.ended(0).out,
         "{hint}"
     );
-    let prove = oncegate(&["schema", "prove"], b"").await;
-    let hint = "run `oncegate schema prove > docs/prove.schema.json`";
+    let prove = oncegate(&["generate", "schema", "prove"], b"").await;
+    let hint = "run `oncegate generate schema prove > docs/prove.schema.json`";
     assert_eq!(
         read(&docs("prove.schema.json")),
         prove.ended(0).out,
         "{hint}"
     );
-    let table = oncegate(&["schema", "settings"], b"").await;
+    let table = oncegate(&["generate", "settings"], b"").await;
     let text = read(&docs("CONFIGURATION.md"));
     let documented = text
         .split("<!-- settings -->\n")
@@ -203,7 +203,7 @@ async fn the_committed_schema_and_table_are_those_of_the_code() {
     assert_eq!(
         documented,
         Some(table.ended(0).out.as_str()),
-        "put the output of `oncegate schema settings` there"
+        "put the output of `oncegate generate settings` there"
     );
 }
 

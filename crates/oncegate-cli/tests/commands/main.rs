@@ -15,7 +15,7 @@ mod dead_letters;
 mod doctor;
 mod estimate;
 mod formats;
-mod generated;
+mod generate;
 mod init;
 mod inspect;
 mod key;
