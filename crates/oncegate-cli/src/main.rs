@@ -65,7 +65,7 @@ use exit::{Exit, Problem};
 #[command(
     name = "oncegate",
     version,
-    about = "Run consumers of Kafka, SQS and RabbitMQ that are safe against duplicates"
+    about = "Run consumers that are safe against duplicates, with a worker in any language"
 )]
 #[command(arg_required_else_help = true, after_help = EXIT_CODES)]
 struct Cli {

@@ -1,5 +1,7 @@
 //! Commands that take from a configuration what no flag says.
 
+mod folder;
+
 use std::path::Path;
 
 use oncegate::core::store::Store as _;
