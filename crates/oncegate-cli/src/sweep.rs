@@ -17,9 +17,6 @@ use crate::parse::duration;
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.sweep/1";
 
-/// A result may be read for so long after the retention of its gate, by duplicates of its message.
-const BEYOND_RETENTION: Duration = Duration::from_secs(2 * 86_400);
-
 /// Delete the large results of a scope whose records have expired
 ///
 /// Results older than --older-than are deleted, by the clock of the result store. Give it the
@@ -147,7 +144,7 @@ impl SweepArgs {
         Ok(Expired {
             place,
             scope: Scope::new(name)?,
-            older_than: self.older_than.unwrap_or(retention + BEYOND_RETENTION),
+            older_than: self.older_than.unwrap_or(retention + Gate::SWEEP_MARGIN),
         })
     }
 }
