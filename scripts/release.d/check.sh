@@ -174,13 +174,13 @@ check_image() {
     local container root setting
     container=$(image from "docker-archive:$ARTEFACTS/oncegate-$VERSION-image.tar")
     root=$(image mount "$container")
-    for setting in '"User": "65532:65532"' '"/usr/bin/oncegate"' '"StopSignal": "SIGTERM"' '"oncegate", *"health"'; do
+    for setting in '"User": "65532:65532"' '"/usr/bin/oncegate"' '"StopSignal": "SIGTERM"' '"oncegate", *"status", *"--probe"'; do
         image inspect "$container" | tr '\n' ' ' | tr --squeeze-repeats ' ' | grep -q "$setting" ||
             die "the image does not say $setting"
     done
     image run --isolation chroot "$container" -- /usr/bin/oncegate --version
     local code=0
-    image run --isolation chroot "$container" -- /usr/bin/oncegate health || code=$?
+    image run --isolation chroot "$container" -- /usr/bin/oncegate status --probe || code=$?
     [ "$code" -eq 69 ] || die "the health check answers $code where nothing runs"
     main_job "$PWD/scripts/release.d/run-image" "$root"
     image rm "$container" >/dev/null

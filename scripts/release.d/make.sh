@@ -36,9 +36,9 @@ make_program() {
 }
 
 make_manuals() {
-    "$PROGRAM" man --folder "$STAGE/man1"
+    "$PROGRAM" generate man --folder "$STAGE/man1"
     mkdir -p "$STAGE/completions"
-    for shell in bash zsh fish; do "$PROGRAM" completions "$shell" >"$STAGE/completions/oncegate.$shell"; done
+    for shell in bash zsh fish; do "$PROGRAM" generate completions "$shell" >"$STAGE/completions/oncegate.$shell"; done
 }
 
 make_licences() {
@@ -154,9 +154,9 @@ make_image() {
         >"$root/etc/ssl/certs/ca-certificates.crt"
     container=$(image from scratch)
     image copy --quiet "$container" "$root" / >/dev/null
-    # A number, so that Kubernetes knows it is not root. `oncegate health` asks the status page on loopback.
+    # A number, so that Kubernetes knows it is not root. `oncegate status --probe` asks the status page on loopback.
     image config --user 65532:65532 --workingdir / --entrypoint '["/usr/bin/oncegate"]' --cmd '' --port 9464 \
-        --env PATH=/usr/bin --stop-signal SIGTERM --healthcheck 'CMD oncegate health' --healthcheck-interval 10s \
+        --env PATH=/usr/bin --stop-signal SIGTERM --healthcheck 'CMD oncegate status --probe' --healthcheck-interval 10s \
         --healthcheck-start-period 60s --label org.opencontainers.image.title=oncegate \
         --label "org.opencontainers.image.version=$VERSION" \
         --label 'org.opencontainers.image.licenses=MIT OR Apache-2.0' "$container"

@@ -25,7 +25,7 @@ def main(file, program):
         text = objects["ConfigMap"]["data"]["oncegate.toml"]
         config.write_text(text.replace("/etc/oncegate/secrets/redis", folder))
         (pathlib.Path(folder) / "password").write_text("secret")
-        subprocess.run([program, "check", "--strict", config], check=True)
+        subprocess.run([program, "check", "--strict", "--config", config], check=True)
         # It ends because the broker's name is unknown or its patience is used up, not because of a flag.
         flags = [argument.replace("/etc/oncegate", folder) for argument in oncegate["args"]]
         assert flags[:3] == ["run", "--config", str(config)]

@@ -4,18 +4,13 @@ use std::fs::File;
 use std::future::Future;
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate::admin::dry_run::DryRun;
-use oncegate::core::key::{MAX_PAYLOAD_BYTES_LIMIT, Scope};
-use oncegate::core::store::Store;
-use oncegate::{FingerprintSpec, Key};
+use oncegate::Key;
+use oncegate::core::key::MAX_PAYLOAD_BYTES_LIMIT;
 
-use crate::examined::formatted;
 use crate::exit::{Exit, Problem};
-use crate::parse::{duration, fingerprint, pair};
-use crate::store::StoreArgs;
+use crate::parse::{duration, pair};
 
 /// The help of `--key`, in a line.
 pub(crate) const KEY_HELP: &str = "The key: order_id,amount:decimal or payload-except:sent_at or header:x-id or \
@@ -50,46 +45,6 @@ pub(crate) struct AnswerArgs {
     /// Give up after this time: 500ms, 30s, 5m, 2h [default: never]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) timeout: Option<Duration>,
-}
-
-/// The gate that the messages belong to.
-#[derive(Debug, clap::Args)]
-pub(crate) struct GateArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
-
-    /// The scope of the consumer's gate
-    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
-    pub(crate) scope: Scope,
-
-    #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", help = KEY_HELP, long_help = KEY_FORMS)]
-    pub(crate) key: Key,
-
-    /// The format of payloads that are not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE,
-    /// gzip, zstd or base64
-    #[arg(long, value_name = "FORMAT")]
-    pub(crate) format: Option<crate::config::format::Format>,
-
-    /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default:
-    /// contents are not compared]
-    #[arg(long, value_name = "SPEC", value_parser = fingerprint)]
-    pub(crate) fingerprint: Option<FingerprintSpec>,
-}
-
-impl GateArgs {
-    /// Returns a replay report for messages of this gate.
-    pub(crate) fn proof(&self, store: Arc<dyn Store>) -> Result<DryRun, Problem> {
-        let key = formatted(Some(self.key.clone()), self.format.as_ref())?;
-        let proof = DryRun::new(
-            self.scope.as_str(),
-            key.unwrap_or_else(|| self.key.clone()),
-            store,
-        );
-        Ok(match &self.fingerprint {
-            Some(fingerprint) => proof.fingerprint(fingerprint.clone()),
-            None => proof,
-        })
-    }
 }
 
 /// A message that is described by flags.

@@ -1,16 +1,13 @@
-//! `oncegate check` and `oncegate schema`: the errors of a configuration, the settings that exist,
-//! and JSON schemas.
+//! `oncegate check`: the errors of a configuration.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::args::{AnswerArgs, within};
-use crate::config::table::{self, Explained};
+use crate::config::table::Explained;
 use crate::config::{self, Finding, Findings, Loaded, Secrets, Severity};
-use crate::doctor::{Report, examine_configured};
+use crate::configured::ConfigArgs;
 use crate::exit::{Exit, Problem};
 use crate::output;
 use crate::sources::SourceSettings;
@@ -18,26 +15,15 @@ use crate::sources::SourceSettings;
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.check/1";
 
-/// Check a configuration without connecting to anything: lists all errors, each with its line
+/// Check a configuration without a server: list all errors, each with its line
 ///
-/// Variables such as ONCEGATE_CONSUMER__BILLING__LEASE count, as they do for `oncegate run`. With
-/// --online, store and brokers are checked as by `oncegate doctor`, once there are no errors,
-/// schema registries must answer, and a worker whose program or script is not on this machine is an
-/// error instead of a warning. Exit code 1: the configuration has errors, or there are findings;
-/// 69: a server cannot be reached.
+/// Variables such as ONCEGATE_CONSUMER__BILLING__LEASE count, as they do for `oncegate run`. It
+/// connects to nothing; `oncegate doctor` asks the servers. Exit code 1: the configuration has
+/// errors.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArgs {
-    /// The configuration; `--config FILE` is the same
-    #[arg(
-        value_name = "FILE",
-        required_unless_present = "named",
-        conflicts_with = "named"
-    )]
-    config: Option<PathBuf>,
-
-    /// The configuration
-    #[arg(long = "config", id = "named", value_name = "FILE", hide = true)]
-    named: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigArgs,
 
     /// Show every effective setting, and where it came from
     #[arg(long)]
@@ -47,13 +33,9 @@ pub(crate) struct CheckArgs {
     #[arg(long)]
     strict: bool,
 
-    /// Check that the settings of every consumer's store and source can keep the promise; changes
-    /// nothing
+    /// Print one JSON document
     #[arg(long)]
-    online: bool,
-
-    #[command(flatten)]
-    answer: AnswerArgs,
+    json: bool,
 }
 
 /// The answer of `--json`.
@@ -67,9 +49,6 @@ struct CheckDocument<'a> {
     /// The topics and queues whose messages have the keys of one route.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     routes: Vec<SharedRoute>,
-    /// The findings of `--online`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    online: Option<&'a Report>,
 }
 
 /// Topics or queues whose messages have the keys of one route.
@@ -124,20 +103,15 @@ impl fmt::Display for SharedRoute {
     }
 }
 
-pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     let secrets = if args.strict {
         Secrets::MustBeElsewhere
     } else {
         Secrets::MayBeLiteral
     };
-    let file = args.config.as_ref().or(args.named.as_ref());
-    let mut loaded = config::load(file.map(PathBuf::as_path), |_| Vec::new(), secrets)?;
-    // A file may be checked on another machine than the one that runs it.
-    loaded.look_for_workers(if args.online {
-        Severity::Error
-    } else {
-        Severity::Warning
-    });
+    let file = args.config.required()?;
+    let mut loaded = config::load(Some(file), |_| Vec::new(), secrets)?;
+    loaded.look_for_workers();
     let findings = &loaded.findings;
     let ok = !findings.has_errors();
     let settings = if args.explain && ok {
@@ -150,28 +124,15 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     } else {
         Vec::new()
     };
-    // With errors in the file, the findings would only be their consequences.
-    let online = if args.online && ok {
-        let examined = async { Ok(Box::pin(examine(&loaded)).await) };
-        Some(within(args.answer.timeout, examined).await?)
-    } else {
-        None
-    };
-    let exit = match (ok, &online) {
-        (false, _) => Exit::No,
-        (true, None) => Exit::Yes,
-        (true, Some(report)) => report.exit(),
-    };
-    if args.answer.json {
+    let exit = if ok { Exit::Yes } else { Exit::No };
+    if args.json {
         let findings = &*findings.all;
-        let online = online.as_ref();
         output::answer_json(&CheckDocument {
             schema: SCHEMA,
-            ok: exit == Exit::Yes,
+            ok,
             findings,
             settings,
             routes,
-            online,
         })?;
         return Ok(exit);
     }
@@ -181,39 +142,12 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     if !settings.is_empty() {
         output::answer(&explained(&settings))?;
     }
-    let file = file
-        .map(|file| file.display().to_string())
-        .unwrap_or_default();
+    let file = file.display().to_string();
     output::answer(&judgement(&file, findings))?;
     for route in routes {
         output::answer(&route.to_string())?;
     }
-    if let Some(report) = online {
-        output::answer(&format!("\n{}", report.text()))?;
-    } else if args.online {
-        eprintln!("no server was asked (--online): correct the errors first");
-    }
     Ok(exit)
-}
-
-/// Examines store, sources and schema registries.
-async fn examine(loaded: &Loaded) -> Report {
-    let mut report = examine_configured(loaded).await;
-    for (name, consumer) in loaded.consumers() {
-        let Some(format) = &consumer.format else {
-            continue;
-        };
-        let Some(registry) = &format.registry else {
-            continue;
-        };
-        report.about(name);
-        match format.check().await {
-            Ok(()) => report.saw(format!("schema registry {registry} of {name}: it answers")),
-            Err(why) => report.problem("format", &Problem::new(Exit::Unreachable, why)),
-        }
-    }
-    report.about_all();
-    report
 }
 
 fn judgement(file: &str, findings: &Findings) -> String {
@@ -256,23 +190,4 @@ fn explained(settings: &[Explained]) -> String {
 
 fn assigned(Explained { path, value, .. }: &Explained) -> String {
     format!("{path} = {value}")
-}
-
-/// Print a JSON schema: of a configuration, or of the report of `oncegate prove`; or the table of
-/// all settings
-#[derive(Debug, clap::Args)]
-pub(crate) struct SchemaArgs {
-    /// `config`: the JSON schema of a configuration, for editors; `settings`: its settings as a
-    /// table in Markdown; `prove`: the JSON schema of report.json
-    #[arg(value_name = "WHAT", value_parser = ["config", "prove", "settings"])]
-    what: String,
-}
-
-pub(crate) fn schema(args: &SchemaArgs) -> Result<Exit, Problem> {
-    match args.what.as_str() {
-        "settings" => output::answer(&table::markdown())?,
-        "prove" => output::answer_json(&oncegate_testing::report::schema())?,
-        _ => output::answer_json(&table::schema())?,
-    }
-    Ok(Exit::Yes)
 }

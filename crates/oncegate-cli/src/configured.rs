@@ -1,40 +1,68 @@
 //! The consumer that a command is about, from a configuration: what no flag says comes from there.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use oncegate::postgres::PostgresStore;
 
 use crate::config::{self, Loaded, Secrets, shape};
 use crate::exit::{Exit, Problem};
 use crate::sources::SourceSettings;
-use crate::store::{self, Opened, StoreArgs};
+use crate::store::{self, Opened, SqlStore, StoreUrl};
 
-/// The configuration beside a command that names none.
+/// The configuration in the working directory of a command that names none.
 pub(crate) const BESIDE: &str = "oncegate.toml";
 
 /// The configuration of a command.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ConfigArgs {
-    /// The configuration, for what no flag says; --scope chooses one of several consumers [default:
-    /// oncegate.toml in the working directory, if there are no flags with settings]
+    /// The configuration, for what no flag says [default: oncegate.toml in the working directory, if
+    /// there are no flags with settings]
     #[arg(long, value_name = "FILE", env = "ONCEGATE_CONFIG")]
     config: Option<PathBuf>,
 }
 
 impl ConfigArgs {
-    /// Reads the configuration, or that beside the command if there are no flags with settings.
-    /// `None` if there is none.
+    /// Returns the file that is named, or else the one in the working directory if there are no
+    /// flags with settings.
+    pub(crate) fn file(&self, has_settings: bool) -> Option<&Path> {
+        self.config.as_deref().or_else(|| {
+            let beside = Some(Path::new(BESIDE));
+            beside.filter(|file| !has_settings && file.is_file())
+        })
+    }
+
+    /// Returns the file, for a command that is about nothing else.
+    ///
+    /// # Errors
+    /// When none is named, and there is none in the working directory.
+    pub(crate) fn required(&self) -> Result<&Path, Problem> {
+        self.file(false).ok_or_else(|| {
+            let why = format!(
+                "there is no {BESIDE} in the working directory: name the configuration with --config"
+            );
+            Problem::new(Exit::Usage, why)
+        })
+    }
+
+    /// Returns the words for a file that was not named, which must not be used in silence.
+    pub(crate) fn unnamed(&self) -> Option<String> {
+        let unnamed = self.config.is_none();
+        unnamed.then(|| format!("settings come from {BESIDE} in the working directory"))
+    }
+
+    /// Reads the configuration. `None` if there is none.
     ///
     /// # Errors
     /// When it cannot be read, or has errors, which are printed.
     pub(crate) fn load(&self, has_settings: bool) -> Result<Option<Loaded>, Problem> {
-        if let Some(file) = &self.config {
-            return load(file).map(Some);
-        }
-        let beside = Path::new(BESIDE);
-        if has_settings || !beside.is_file() {
+        let Some(file) = self.file(has_settings) else {
             return Ok(None);
+        };
+        if let Some(words) = self.unnamed() {
+            eprintln!("oncegate: {words}");
         }
-        eprintln!("oncegate: settings come from {BESIDE} in the working directory");
-        load(beside).map(Some)
+        load(file).map(Some)
     }
 }
 
@@ -139,7 +167,7 @@ impl StoreFlag {
     /// When neither names a store.
     pub(crate) fn or_of(&self, loaded: Option<&Loaded>) -> Result<NamedStore, Problem> {
         if let Some(url) = &self.url {
-            return Ok(NamedStore::ByUrl(StoreArgs { url: url.clone() }));
+            return Ok(NamedStore::ByUrl(StoreUrl { url: url.clone() }));
         }
         let settings = loaded.and_then(|loaded| loaded.config.store.clone());
         settings
@@ -159,7 +187,7 @@ pub(crate) fn missing(flag: &str) -> Problem {
 /// The store of a command.
 #[derive(Debug)]
 pub(crate) enum NamedStore {
-    ByUrl(StoreArgs),
+    ByUrl(StoreUrl),
     /// With all settings of a configuration.
     Configured(Box<shape::Store>),
 }
@@ -168,8 +196,30 @@ impl NamedStore {
     /// Connects. Creates and purges nothing.
     pub(crate) async fn open(&self) -> Result<Opened, Problem> {
         match self {
-            Self::ByUrl(store) => store.opened().await,
+            Self::ByUrl(store) => store.open().await,
             Self::Configured(store) => store::open_existing(store).await,
+        }
+    }
+
+    /// Connects to a store that must be PostgreSQL; `journaled`: to one that has, or will get, a
+    /// journal.
+    pub(crate) async fn open_postgres(&self, journaled: bool) -> Result<PostgresStore, Problem> {
+        let mut settings = self.settings();
+        if journaled {
+            settings.journal = Some(true);
+        }
+        store::open_postgres(&settings).await
+    }
+
+    /// Connects to a store that must be an SQL database.
+    pub(crate) async fn open_sql(&self) -> Result<SqlStore, Problem> {
+        store::open_sql(&self.settings(), Duration::ZERO).await
+    }
+
+    fn settings(&self) -> shape::Store {
+        match self {
+            Self::ByUrl(store) => store.settings(),
+            Self::Configured(store) => (**store).clone(),
         }
     }
 

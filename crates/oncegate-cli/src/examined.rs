@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use oncegate::admin::dry_run::Known;
+use oncegate::admin::dry_run::{DryRun, Known};
 use oncegate::core::key::Scope;
 use oncegate::core::store::Store;
 use oncegate::kafka::{TopicReader, TopicWindow};
@@ -12,9 +12,9 @@ use oncegate::{FingerprintSpec, Key};
 use tracing::warn;
 
 use crate::args::{KEY_FORMS, KEY_HELP};
-use crate::config::Loaded;
 use crate::config::format::Format;
 use crate::config::values::RouteSetting;
+use crate::config::{Loaded, shape};
 use crate::configured::{ConfigArgs, StoreFlag, choose, missing};
 use crate::exit::{Exit, Problem, not_opened};
 use crate::parse::{Moment, fingerprint, pair};
@@ -50,7 +50,7 @@ pub(crate) struct ExaminedArgs {
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
 
-    /// The route in keys, in the place of the topic: orders, or {"eu.orders":"orders"}
+    /// The route in keys, in the place of the topic or queue: orders, or {"eu.orders":"orders"}
     #[arg(long, value_name = "NAME")]
     pub(crate) route: Option<RouteSetting>,
 
@@ -99,23 +99,28 @@ pub(crate) struct WindowArgs {
     until: Option<Moment>,
 }
 
-/// The consumer whose messages are examined.
-pub(crate) struct Examined {
-    pub(crate) brokers: String,
-    pub(crate) topics: Vec<String>,
-    pub(crate) properties: Vec<(String, String)>,
+/// The gate of the consumer whose messages are examined.
+pub(crate) struct ExaminedGate {
     pub(crate) scope: Scope,
     pub(crate) key: Key,
     pub(crate) fingerprint: Option<FingerprintSpec>,
+    /// For people.
+    pub(crate) store_name: String,
+    pub(crate) store: Arc<dyn Store>,
+}
+
+/// The consumer whose messages are examined, and the topics that it reads.
+pub(crate) struct Examined {
+    pub(crate) gate: ExaminedGate,
+    pub(crate) brokers: String,
+    pub(crate) topics: Vec<String>,
+    pub(crate) properties: Vec<(String, String)>,
     /// `true` if routes are from headers, and not the topics.
     pub(crate) routes_from_headers: bool,
     /// The consumer group.
     pub(crate) group: String,
     /// The dead-letter topic, if the configuration has one.
     pub(crate) dead_letters: Option<String>,
-    /// For people.
-    pub(crate) store_name: String,
-    pub(crate) store: Arc<dyn Store>,
 }
 
 impl ExaminedArgs {
@@ -174,8 +179,7 @@ impl ExaminedArgs {
     }
 
     async fn of_configuration(&self, loaded: &Loaded) -> Result<Examined, Problem> {
-        let (name, consumer) = choose(loaded, self.scope.as_ref().map(Scope::as_str))?;
-        let scope = Scope::new(name)?;
+        let (name, consumer) = self.choose(loaded)?;
         let kafka = consumer
             .source
             .as_ref()
@@ -197,14 +201,6 @@ impl ExaminedArgs {
             let why = format!("{name} does not consume the topic {other}");
             return Err(Problem::configuration(why));
         }
-        let key = self
-            .key
-            .clone()
-            .or_else(|| consumer.key.clone().map(|key| key.0));
-        let key = formatted(key, self.format.as_ref().or(consumer.format.as_ref()))?;
-        let key = routed(key, self.route.as_ref().or(consumer.route.as_ref()));
-        let own = consumer.fingerprint.map(|fingerprint| fingerprint.0);
-        let store = self.store.or_of(Some(loaded))?;
         Ok(Examined {
             brokers: self.brokers.clone().unwrap_or(brokers),
             topics: if self.topics.is_empty() {
@@ -220,35 +216,61 @@ impl ExaminedArgs {
             routes_from_headers: self.routes_from_headers
                 || kafka.routes_from_headers == Some(true),
             group: group.unwrap_or_else(|| name.to_owned()),
-            key: key.ok_or_else(|| Problem::configuration(format!("{name} has no key")))?,
-            fingerprint: self.fingerprint.clone().or(own),
-            scope,
             dead_letters,
-            store_name: store.redacted(),
-            store: store.open().await?.store,
+            gate: self.gate(Some(loaded)).await?,
         })
     }
 
     async fn of_flags(&self) -> Result<Examined, Problem> {
-        let scope = self.scope.clone().ok_or_else(|| missing("--scope"))?;
-        let store = self.store.or_of(None)?;
         if self.topics.is_empty() {
             return Err(missing("--topic"));
         }
+        let brokers = self.brokers.clone().ok_or_else(|| missing("--brokers"))?;
+        let gate = self.gate(None).await?;
         Ok(Examined {
-            brokers: self.brokers.clone().ok_or_else(|| missing("--brokers"))?,
+            brokers,
             topics: self.topics.clone(),
             properties: self.properties.clone(),
             routes_from_headers: self.routes_from_headers,
-            group: scope.as_str().to_owned(),
-            scope,
-            key: routed(
-                formatted(self.key.clone(), self.format.as_ref())?,
-                self.route.as_ref(),
-            )
-            .ok_or_else(|| missing("--key"))?,
-            fingerprint: self.fingerprint.clone(),
+            group: gate.scope.as_str().to_owned(),
             dead_letters: None,
+            gate,
+        })
+    }
+
+    /// Returns the consumer of the configuration that is examined.
+    pub(crate) fn choose<'a>(
+        &self,
+        loaded: &'a Loaded,
+    ) -> Result<(&'a str, shape::Consumer), Problem> {
+        choose(loaded, self.scope.as_ref().map(Scope::as_str))
+    }
+
+    /// Returns the gate of the consumer, and connects to its store.
+    pub(crate) async fn gate(&self, loaded: Option<&Loaded>) -> Result<ExaminedGate, Problem> {
+        let (scope, consumer) = match loaded {
+            Some(loaded) => {
+                let (name, consumer) = self.choose(loaded)?;
+                (Scope::new(name)?, consumer)
+            }
+            None => {
+                let scope = self.scope.clone().ok_or_else(|| missing("--scope"))?;
+                (scope, shape::Consumer::default())
+            }
+        };
+        let store = self.store.or_of(loaded)?;
+        let key = self.key.clone().or(consumer.key.map(|key| key.0));
+        let key = formatted(key, self.format.as_ref().or(consumer.format.as_ref()))?;
+        let key = routed(key, self.route.as_ref().or(consumer.route.as_ref()));
+        let key = key.ok_or_else(|| match loaded {
+            Some(_) => Problem::configuration(format!("{scope} has no key")),
+            None => missing("--key"),
+        })?;
+        let own = consumer.fingerprint.map(|fingerprint| fingerprint.0);
+        Ok(ExaminedGate {
+            scope,
+            key,
+            fingerprint: self.fingerprint.clone().or(own),
             store_name: store.redacted(),
             store: store.open().await?.store,
         })
@@ -300,6 +322,21 @@ impl Examined {
         let properties = self.properties.iter().cloned();
         let reader = TopicReader::open_window(&self.brokers, topic, properties, window).await;
         reader.map_err(|error| not_opened(&error))
+    }
+}
+
+impl ExaminedGate {
+    /// Returns the settings of a dry run of the messages of this gate.
+    pub(crate) fn dry_run(&self) -> DryRun {
+        let dry_run = DryRun::new(
+            self.scope.as_str(),
+            self.key.clone(),
+            Arc::clone(&self.store),
+        );
+        match &self.fingerprint {
+            Some(fingerprint) => dry_run.fingerprint(fingerprint.clone()),
+            None => dry_run,
+        }
     }
 
     /// Warns when the scope is not what it should be.

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::exit::{Exit, Problem};
 use crate::output;
-use crate::sources::{InitFlags, NextCommands, SourceKind, Template, quoted};
+use crate::sources::{InitFlags, SourceKind, Template, quoted};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.init/1";
@@ -204,16 +204,7 @@ fn not_written(path: &Path, error: &io::Error) -> Problem {
 impl InitArgs {
     /// Returns what is written about the source.
     fn template(&self) -> Template {
-        let check = format!("oncegate check {CONFIGURATION}");
-        let create_topics = format!("oncegate topics create {CONFIGURATION}");
-        let run = format!("oncegate run --config {CONFIGURATION}");
-        let commands = NextCommands {
-            check: &check,
-            create_topics: &create_topics,
-            run: &run,
-            messages: MESSAGES,
-        };
-        self.source.template(&self.flags, &commands)
+        self.source.template(&self.flags, MESSAGES)
     }
 
     /// Returns the commands to continue with, in the folder: what tries the worker comes before what
@@ -247,7 +238,7 @@ impl InitArgs {
         let (handler, on_handler) = self.language.handler();
         let scope = self.scope.as_str();
         format!(
-            r#"# Settings of oncegate. docs/CONFIGURATION.md lists all; `oncegate check {CONFIGURATION} --explain` shows their values.
+            r#"# Settings of oncegate. docs/CONFIGURATION.md lists all; `oncegate check --explain` shows their values.
 version = 1
 
 [store]

@@ -7,7 +7,8 @@ use tracing::warn;
 
 use crate::args::{KEY_FORMS, KEY_HELP, MessageArgs};
 use crate::config::format::Format;
-use crate::examined::formatted;
+use crate::configured::{ConfigArgs, choose, missing, route_of};
+use crate::examined::{formatted, routed};
 use crate::exit::{Exit, Problem};
 use crate::output;
 
@@ -17,20 +18,17 @@ const SCHEMA: &str = "oncegate.key/1";
 /// The placeholder for a scope or a route that is not given.
 const EXAMPLE: &str = "example";
 
-/// Explain the key of a message: its canonical form, its digest, and its name in the store
+/// Explain the key of a message: canonical form, digest, and name in the store
 ///
-/// The payload comes from a file or from standard input. The answer shows the values of the key's
+/// Key, scope and route are those of the configuration, where no flag says them. The payload comes
+/// from a file or from standard input. The answer shows the values of the key's
 /// fields.
 #[derive(Debug, clap::Args)]
 pub(crate) struct KeyArgs {
-    #[arg(
-        long,
-        value_name = "SPEC",
-        env = "ONCEGATE_KEY",
-        required_unless_present = "vectors",
-        help = KEY_HELP,
-        long_help = KEY_FORMS
-    )]
+    #[command(flatten)]
+    config: ConfigArgs,
+
+    #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", help = KEY_HELP, long_help = KEY_FORMS)]
     key: Option<Key>,
 
     /// What the payload is, if it is not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE,
@@ -43,7 +41,7 @@ pub(crate) struct KeyArgs {
     scope: Option<Scope>,
 
     /// The route of the message: its topic or the name of its queue, unless it was retried or
-    /// redriven
+    /// redriven [default: that of the configuration]
     #[arg(long, value_name = "NAME", aliases = ["topic", "queue"])]
     route: Option<String>,
 
@@ -82,24 +80,19 @@ pub(crate) async fn run(args: &KeyArgs) -> Result<Exit, Problem> {
     if args.vectors {
         return check_vectors(args.json);
     }
-    let Some(key) = formatted(args.key.clone(), args.format.as_ref())? else {
-        return Err(Problem::new(Exit::Usage, "--key is missing"));
-    };
-    let scope = match &args.scope {
-        Some(scope) => scope.clone(),
-        None => Scope::new(EXAMPLE)?,
-    };
-    let route = args.route.as_deref().unwrap_or(EXAMPLE);
-    for (given, name) in [
-        (args.scope.is_some(), "scope"),
-        (args.route.is_some(), "route"),
-    ] {
+    let NamedKey { key, scope, route } = args.named()?;
+    for (given, name) in [(scope.is_some(), "scope"), (route.is_some(), "route")] {
         if !given {
             warn!(
                 "without --{name}, this is the key of the {name} `{EXAMPLE}`; others have another digest"
             );
         }
     }
+    let scope = match scope {
+        Some(scope) => scope,
+        None => Scope::new(EXAMPLE)?,
+    };
+    let route = route.as_deref().unwrap_or(EXAMPLE);
     let explanation = explain(&key, &scope, route, &args.message).await?;
     if args.json {
         let canonical_hex = explanation
@@ -118,6 +111,42 @@ pub(crate) async fn run(args: &KeyArgs) -> Result<Exit, Problem> {
         output::answer(&explanation.to_string())?;
     }
     Ok(Exit::Yes)
+}
+
+/// A key, with the scope and the route of its messages as far as they are known.
+struct NamedKey {
+    key: Key,
+    scope: Option<Scope>,
+    route: Option<String>,
+}
+
+impl KeyArgs {
+    /// Returns the key that flags and configuration name.
+    fn named(&self) -> Result<NamedKey, Problem> {
+        let loaded = self.config.load(self.key.is_some())?;
+        let scope = self.scope.as_ref().map(Scope::as_str);
+        let Some(loaded) = loaded else {
+            let key = formatted(self.key.clone(), self.format.as_ref())?;
+            return Ok(NamedKey {
+                key: key.ok_or_else(|| missing("--key"))?,
+                scope: self.scope.clone(),
+                route: self.route.clone(),
+            });
+        };
+        let (name, consumer) = choose(&loaded, scope)?;
+        let route = match &self.route {
+            Some(route) => Some(route.clone()),
+            None => route_of(&consumer).map_err(|why| Problem::configuration(why).of(name))?,
+        };
+        let key = self.key.clone().or(consumer.key.map(|key| key.0));
+        let key = formatted(key, self.format.as_ref().or(consumer.format.as_ref()))?;
+        let key = routed(key, consumer.route.as_ref());
+        Ok(NamedKey {
+            key: key.ok_or_else(|| Problem::configuration("there is no key").of(name))?,
+            scope: Some(Scope::new(name)?),
+            route,
+        })
+    }
 }
 
 /// The key of the message that the arguments describe.

@@ -4,16 +4,16 @@
 //! The answer goes to standard output, progress and logs to standard error. `run` consumes, `replay
 //! --run` runs what is missing, `outbox relay` publishes, `init` writes files, `topics create`
 //! creates topics, `migrate` creates tables, `sweep` deletes large results, `reset` and
-//! `dead-letters redrive` reopen records, `accept-loss` resumes a halted scope, and
-//! `accept-dead-letters` a consumer that has stopped at its dead-letter limit. No other command
-//! changes anything: neither the store, nor the topic, nor what a consumer receives. `peek` and
-//! `dead-letters` use up receives of a queue's messages, and require a flag for that.
+//! `dead-letters redrive` reopen records, and `accept` lets a scope continue that has stopped. No
+//! other command changes anything: neither the store, nor the topic, nor what a consumer receives.
+//! `replay --queue` and `dead-letters` use up receives of a queue's messages, and require a flag for
+//! that.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use tokio::runtime::Runtime;
 use tracing::{debug, error};
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -21,8 +21,6 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
 
 mod accept;
-mod accept_dead_letters;
-mod accept_loss;
 mod args;
 mod audit;
 mod change;
@@ -35,24 +33,24 @@ mod doctor;
 mod estimate;
 mod examined;
 mod exit;
-mod generated;
-mod health;
+mod generate;
+mod help;
 mod init;
 mod inspect;
 mod key;
+mod migrate;
 mod outbox;
 mod output;
 mod parse;
-mod peek;
 mod promise;
 mod prove;
 mod record;
 mod replay;
 mod reset;
 mod run;
-mod schema;
 mod signals;
 mod sources;
+mod status;
 mod store;
 mod sweep;
 mod topics;
@@ -67,7 +65,7 @@ use exit::{Exit, Problem};
 #[command(
     name = "oncegate",
     version,
-    about = "Run a Kafka or SQS consumer with a worker in any language (run), and inspect and repair its records"
+    about = "Run consumers that are safe against duplicates, with a worker in any language"
 )]
 #[command(arg_required_else_help = true, after_help = EXIT_CODES)]
 struct Cli {
@@ -97,39 +95,36 @@ enum LogFormat {
 const EXIT_CODES: &str = "\
 Exit codes: 0 yes or done, 1 the answer is no, 2 usage, 3 answered in part, 65 bad input,
 69 store or broker unreachable, 70 a bug, 75 timed out, 78 configuration, 130 interrupted.
-The answer is on standard output, everything else on standard error. ONCEGATE_LOG=debug logs more, and
---log-format json logs one JSON object a line.";
+The answer is on standard output, everything else on standard error. ONCEGATE_LOG=debug logs more,
+and --log-format json logs one JSON object a line.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
     Init(Box<init::InitArgs>),
-    Run(Box<run::RunArgs>),
     Check(check::CheckArgs),
     WorkerTest(run::conformance::WorkerTestArgs),
     Prove(Box<prove::ProveArgs>),
-    Schema(check::SchemaArgs),
+    Estimate(estimate::EstimateArgs),
+    Run(Box<run::RunArgs>),
     #[command(subcommand)]
-    Topics(topics::TopicsCommand),
+    Outbox(outbox::OutboxCommand),
+    Status(status::StatusArgs),
+    Inspect(inspect::InspectArgs),
+    Key(key::KeyArgs),
     Replay(Box<replay::ReplayArgs>),
     Audit(Box<audit::AuditArgs>),
-    Peek(peek::PeekArgs),
-    Key(key::KeyArgs),
-    Sweep(sweep::SweepArgs),
-    Inspect(inspect::InspectArgs),
+    Doctor(doctor::DoctorArgs),
     Reset(reset::ResetArgs),
-    AcceptLoss(accept_loss::AcceptLossArgs),
-    AcceptDeadLetters(accept_dead_letters::AcceptDeadLettersArgs),
     #[command(subcommand)]
     DeadLetters(dead_letters::DeadLettersCommand),
     #[command(subcommand)]
-    Outbox(outbox::OutboxCommand),
-    Doctor(doctor::DoctorArgs),
-    Estimate(estimate::EstimateArgs),
-    Health(health::HealthArgs),
-    Sql(schema::SqlArgs),
-    Migrate(schema::MigrateArgs),
-    Completions(generated::CompletionsArgs),
-    Man(generated::ManArgs),
+    Accept(accept::AcceptCommand),
+    #[command(subcommand)]
+    Topics(topics::TopicsCommand),
+    Migrate(migrate::MigrateArgs),
+    Sweep(sweep::SweepArgs),
+    #[command(subcommand)]
+    Generate(generate::GenerateCommand),
 }
 
 fn main() -> ExitCode {
@@ -145,7 +140,8 @@ fn main() -> ExitCode {
     };
     // First of all: a signal at the start must not end it in any other way than later ones.
     signals::watch(&runtime);
-    let cli = Cli::parse();
+    let matches = help::grouped(Cli::command()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // Dropped at the end: the remaining traces are sent then.
     let _traces = match start_logging(&cli.command, cli.log_format) {
         Ok(traces) => traces,
@@ -171,30 +167,25 @@ fn answer(runtime: Runtime, command: &Command) -> Result<Exit, Problem> {
             debug!("started");
             match command {
                 Command::Init(args) => init::run(args),
-                Command::Run(args) => Box::pin(run::run(args)).await,
-                Command::Check(args) => check::run(args).await,
+                Command::Check(args) => check::run(args),
                 Command::WorkerTest(args) => run::conformance::run(args).await,
                 Command::Prove(args) => Box::pin(prove::run(args)).await,
-                Command::Schema(args) => check::schema(args),
-                Command::Topics(command) => topics::run(command).await,
+                Command::Estimate(args) => estimate::run(args).await,
+                Command::Run(args) => Box::pin(run::run(args)).await,
+                Command::Outbox(command) => Box::pin(outbox::run(command)).await,
+                Command::Status(args) => status::run(args).await,
+                Command::Inspect(args) => inspect::run(args).await,
+                Command::Key(args) => key::run(args).await,
                 Command::Replay(args) => replay::run(args).await,
                 Command::Audit(args) => audit::run(args).await,
-                Command::Peek(args) => peek::run(args).await,
-                Command::Key(args) => key::run(args).await,
-                Command::Sweep(args) => sweep::run(args).await,
-                Command::Inspect(args) => inspect::run(args).await,
-                Command::Reset(args) => reset::run(args).await,
-                Command::AcceptLoss(args) => accept_loss::run(args).await,
-                Command::AcceptDeadLetters(args) => accept_dead_letters::run(args).await,
-                Command::DeadLetters(command) => dead_letters::run(command).await,
-                Command::Outbox(command) => Box::pin(outbox::run(command)).await,
                 Command::Doctor(args) => doctor::run(args).await,
-                Command::Estimate(args) => estimate::run(args).await,
-                Command::Health(args) => health::run(args).await,
-                Command::Sql(args) => schema::sql(args),
-                Command::Migrate(args) => schema::migrate(args).await,
-                Command::Completions(args) => generated::completions(args, Cli::command()),
-                Command::Man(args) => generated::man(args, Cli::command()),
+                Command::Reset(args) => reset::run(args).await,
+                Command::DeadLetters(command) => dead_letters::run(command).await,
+                Command::Accept(command) => accept::run(command).await,
+                Command::Topics(command) => topics::run(command).await,
+                Command::Migrate(args) => migrate::run(args).await,
+                Command::Sweep(args) => sweep::run(args).await,
+                Command::Generate(command) => generate::run(command, Cli::command()),
             }
         };
         tokio::select! {

@@ -23,17 +23,9 @@ const KNOWN: &str = "known are redis://host:port, redis+cluster://host:port,host
                      redis+sentinel://host:port,host:port/name (rediss for TLS), postgres://host:port/database, and \
                      sqlite:path or the plain path of an SQLite file";
 
-/// Where the records are.
-#[derive(Debug, clap::Args)]
-pub(crate) struct StoreArgs {
-    /// The store: redis://host:port, redis+cluster://host:port,…, redis+sentinel://host:port,…/name
-    /// (rediss for TLS), postgres://host:port/database, or an SQLite file as sqlite:path or path
-    #[arg(
-        long = "store",
-        value_name = "URL",
-        env = "ONCEGATE_STORE",
-        hide_env_values = true
-    )]
+/// A store of which only the URL is known.
+#[derive(Debug)]
+pub(crate) struct StoreUrl {
     pub(crate) url: String,
 }
 
@@ -140,6 +132,19 @@ pub(crate) async fn open_sql(
     opened
         .sql
         .ok_or_else(|| Problem::configuration(format!("store: {NO_OUTBOX}")))
+}
+
+/// Connects to a store that must be PostgreSQL. Nothing is purged.
+pub(crate) async fn open_postgres(store: &shape::Store) -> Result<PostgresStore, Problem> {
+    let address = address(store.url.as_deref().unwrap_or_default())?;
+    if matches!(address, Address::Postgres(_))
+        && let Some(SqlStore::Postgres(store)) = open_to_read(store).await?.sql
+    {
+        return Ok(store);
+    }
+    Err(Problem::configuration(
+        "--store: only postgres://host:port/database needs its tables created by a command",
+    ))
 }
 
 /// A server with records of a trial, which are removed after it.
@@ -293,14 +298,9 @@ enum Address {
     Sqlite(PathBuf),
 }
 
-impl StoreArgs {
+impl StoreUrl {
     /// Connects.
-    pub(crate) async fn open(&self) -> Result<Arc<dyn Store>, Problem> {
-        Ok(self.opened().await?.store)
-    }
-
-    /// Connects, and keeps the kind of the store.
-    pub(crate) async fn opened(&self) -> Result<Opened, Problem> {
+    pub(crate) async fn open(&self) -> Result<Opened, Problem> {
         match address(&self.url)? {
             Address::Redis(url) => Ok(Opened::redis(RedisStore::connect(&url).await?)),
             Address::Postgres(url) => Ok(Opened::postgres(postgres(&url).await?)),
@@ -318,39 +318,19 @@ impl StoreArgs {
     /// Connects for an examination, which reports a policy that may evict records with everything
     /// else.
     pub(crate) async fn open_to_examine(&self, allow_no_replica: bool) -> Result<Opened, Problem> {
-        let allow_no_replica = Some(allow_no_replica);
         let store = shape::Store {
-            url: Some(self.url.clone()),
-            allow_no_replica,
-            ..shape::Store::default()
+            allow_no_replica: Some(allow_no_replica),
+            ..self.settings()
         };
         open_existing(&store).await
     }
 
-    /// Connects to a store that must be PostgreSQL; `journaled`: to one that has, or will get, a
-    /// journal.
-    pub(crate) async fn open_postgres(&self, journaled: bool) -> Result<PostgresStore, Problem> {
-        match address(&self.url)? {
-            Address::Postgres(url) if journaled => Ok(PostgresStore::builder(&url)
-                .without_purge()
-                .journaled()
-                .connect()
-                .await?),
-            Address::Postgres(url) => postgres(&url).await,
-            _ => {
-                let text = "--store: only postgres://host:port/database needs its tables created by a command";
-                Err(Problem::configuration(text))
-            }
-        }
-    }
-
-    /// Connects to a store that must be an SQL database.
-    pub(crate) async fn open_sql(&self) -> Result<SqlStore, Problem> {
-        let store = shape::Store {
+    /// The settings of the store.
+    pub(crate) fn settings(&self) -> shape::Store {
+        shape::Store {
             url: Some(self.url.clone()),
             ..shape::Store::default()
-        };
-        open_sql(&store, Duration::ZERO).await
+        }
     }
 
     /// For people: a file by its absolute path, a URL without user, password and parameters.

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use oncegate::Gate;
 use oncegate::core::key::Scope;
 use oncegate::results::{ObjectResults, ResultStore as _, Sweep, Swept};
 use serde::Serialize;
 
 use crate::args::{AnswerArgs, within};
+use crate::config::values::Time;
+use crate::configured::{ConfigArgs, choose, missing};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, Table};
 use crate::parse::duration;
@@ -21,18 +24,21 @@ const SCHEMA: &str = "oncegate.sweep/1";
 /// duplicate can still read.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SweepArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+
     /// Where the results are: a folder, or s3://bucket/prefix with credentials from the AWS
-    /// variables
+    /// variables [default: the folder of the configuration]
     #[arg(long, value_name = "PLACE", env = "ONCEGATE_RESULTS")]
-    results: String,
+    results: Option<String>,
 
-    /// The scope of the consumer's gate
+    /// The scope of the consumer's gate [default: the only consumer of the configuration]
     #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
-    scope: Scope,
+    scope: Option<Scope>,
 
-    /// The retention of the scope's gates plus two days: 9d
+    /// The retention of the scope's gates plus two days: 9d [default: that of the configuration]
     #[arg(long, value_name = "TIME", value_parser = duration)]
-    older_than: Duration,
+    older_than: Option<Duration>,
 
     /// Only count what would be deleted
     #[arg(long)]
@@ -56,14 +62,19 @@ struct SweepDocument<'a> {
 }
 
 pub(crate) async fn run(args: &SweepArgs) -> Result<Exit, Problem> {
-    let results = open(&args.results)?;
+    let Expired {
+        place,
+        scope,
+        older_than,
+    } = args.expired()?;
+    let results = open(&place)?;
     let sweep = if args.dry_run {
         Sweep::Count
     } else {
         Sweep::Delete
     };
     let sweeping = async {
-        let swept = results.sweep(&args.scope, args.older_than, sweep).await;
+        let swept = results.sweep(&scope, older_than, sweep).await;
         swept.map_err(|error| Problem::new(Exit::Unreachable, error.to_string()))
     };
     let Swept {
@@ -74,8 +85,8 @@ pub(crate) async fn run(args: &SweepArgs) -> Result<Exit, Problem> {
     if args.answer.json {
         output::answer_json(&SweepDocument {
             schema: SCHEMA,
-            results: &args.results,
-            scope: args.scope.as_str(),
+            results: &place,
+            scope: scope.as_str(),
             dry_run: args.dry_run,
             over,
             over_bytes,
@@ -83,8 +94,8 @@ pub(crate) async fn run(args: &SweepArgs) -> Result<Exit, Problem> {
         })?;
     } else {
         let mut table = Table::default();
-        table.text("results", &args.results);
-        table.text("scope", args.scope.as_str());
+        table.text("results", &place);
+        table.text("scope", scope.as_str());
         table.number(
             if args.dry_run {
                 "would be deleted"
@@ -98,6 +109,44 @@ pub(crate) async fn run(args: &SweepArgs) -> Result<Exit, Problem> {
         output::answer(&table.render())?;
     }
     Ok(Exit::Yes)
+}
+
+/// The results that are deleted.
+struct Expired {
+    place: String,
+    scope: Scope,
+    older_than: Duration,
+}
+
+impl SweepArgs {
+    /// Returns the results that flags and configuration name.
+    fn expired(&self) -> Result<Expired, Problem> {
+        let loaded = self.config.load(self.results.is_some())?;
+        let Some(loaded) = loaded else {
+            return Ok(Expired {
+                place: self.results.clone().ok_or_else(|| missing("--results"))?,
+                scope: self.scope.clone().ok_or_else(|| missing("--scope"))?,
+                older_than: self.older_than.ok_or_else(|| missing("--older-than"))?,
+            });
+        };
+        let (name, consumer) = choose(&loaded, self.scope.as_ref().map(Scope::as_str))?;
+        let folder = consumer.large_results.as_ref();
+        let place = self
+            .results
+            .clone()
+            .or_else(|| Some(folder?.display().to_string()));
+        let place = place.ok_or_else(|| {
+            Problem::configuration("it keeps no large results: give --results").of(name)
+        })?;
+        let retention = consumer
+            .retention
+            .map_or(Gate::DEFAULT_RETENTION, |Time(time)| time);
+        Ok(Expired {
+            place,
+            scope: Scope::new(name)?,
+            older_than: self.older_than.unwrap_or(retention + Gate::SWEEP_MARGIN),
+        })
+    }
 }
 
 fn open(place: &str) -> Result<ObjectResults, Problem> {

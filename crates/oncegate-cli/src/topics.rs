@@ -1,12 +1,10 @@
 //! `oncegate topics create`: makes the topics and queues that a configuration names.
 
-use std::path::PathBuf;
-
 use clap::Subcommand;
 use serde::Serialize;
 
 use crate::args::{AnswerArgs, within};
-use crate::config::{self, Secrets};
+use crate::configured::{self, ConfigArgs};
 use crate::confirm::confirm;
 use crate::exit::{Exit, Problem};
 use crate::output;
@@ -29,17 +27,8 @@ pub(crate) enum TopicsCommand {
 /// 78: a topic was refused, for example because there are fewer brokers than --replication-factor.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CreateArgs {
-    /// The configuration; `--config FILE` is the same
-    #[arg(
-        value_name = "FILE",
-        required_unless_present = "named",
-        conflicts_with = "named"
-    )]
-    config: Option<PathBuf>,
-
-    /// The configuration
-    #[arg(long = "config", id = "named", value_name = "FILE", hide = true)]
-    named: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigArgs,
 
     /// How many partitions a new topic gets [default: `num.partitions` of the brokers]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
@@ -143,16 +132,8 @@ impl CreateArgs {
 
     /// Returns the topics and queues that the configuration names, each once.
     fn places(&self, wanted: &Wanted) -> Result<Places, Problem> {
-        let file = self.config.as_ref().or(self.named.as_ref());
-        let loaded = config::load(
-            file.map(PathBuf::as_path),
-            |_| Vec::new(),
-            Secrets::MayBeLiteral,
-        )?;
-        if loaded.findings.has_errors() {
-            eprintln!("{}", loaded.render());
-            return Err(Problem::configuration("the configuration has errors"));
-        }
+        let file = self.config.required()?;
+        let loaded = configured::load(file)?;
         let mut places = Places::new();
         for (name, consumer) in loaded.consumers() {
             let settings = consumer
@@ -178,10 +159,10 @@ impl CreateArgs {
             places.push(place);
         }
         if places.is_empty() {
-            let file = file
-                .map(|file| file.display().to_string())
-                .unwrap_or_default();
-            let text = format!("{file} names no topic and no queue that can be created");
+            let text = format!(
+                "{} names no topic and no queue that can be created",
+                file.display()
+            );
             return Err(Problem::configuration(text));
         }
         Ok(places)

@@ -84,7 +84,7 @@ const MEANINGS: &[(&str, Class, &str)] = &[
     ("26000", Refused, POOLED),
     ("42P05", Refused, POOLED),
     ("3D000", Refused, "the database does not exist"),
-    ("42501", Refused, "the role lacks rights; `oncegate sql --store postgres --role NAME` prints what to grant"),
+    ("42501", Refused, "the role lacks rights; `oncegate migrate --print --role NAME` prints what to grant"),
     ("42P01", Refused, "the tables are missing"),
     ("3F000", Refused, "the schema is missing"),
     ("42703", Refused, "the tables are of another format"),

@@ -11,7 +11,7 @@ use super::{journal, outbox, sessions};
 
 /// Advice to create the tables, for every error about missing tables.
 pub(super) const REMEDY: &str = "run `oncegate migrate`, or call PostgresStore::create_schema(), as a role with DDL rights, and grant \
-     the consumer's role SELECT, INSERT, UPDATE and DELETE on the tables (`oncegate sql` prints the statements)";
+     the consumer's role SELECT, INSERT, UPDATE and DELETE on the tables (`oncegate migrate --print` prints the statements)";
 
 /// Key of the advisory lock under which one process at a time creates the tables: `oncegate` in
 /// ASCII.

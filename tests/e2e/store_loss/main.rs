@@ -81,7 +81,7 @@ async fn an_emptied_redis_is_noticed_by_idle_members_and_by_those_that_answered_
     replaying.is_not_ready().await;
     let refused = until_refused(&idle, 1_000_000).await;
     assert!(
-        refused.contains("oncegate accept-loss") && refused.contains(payments.scope.as_str()),
+        refused.contains("oncegate accept loss") && refused.contains(payments.scope.as_str()),
         "{refused}"
     );
 

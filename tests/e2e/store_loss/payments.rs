@@ -67,7 +67,7 @@ impl Process {
                 let says_so = health
                     .reasons()
                     .iter()
-                    .any(|reason| reason.to_string().contains("accept-loss"));
+                    .any(|reason| reason.to_string().contains("accept loss"));
                 if says_so && !health.is_ready() {
                     Ok(())
                 } else {

@@ -40,7 +40,7 @@ async fn a_backup_of_postgresql_that_was_put_back_is_noticed_by_running_processe
     restore_database(&server, name, "backup").await;
 
     let refused = until_refused(&running, 1_000_000).await;
-    assert!(refused.contains("accept-loss"), "{refused}");
+    assert!(refused.contains("accept loss"), "{refused}");
     let store = PostgresStore::connect(database.url()).await.unwrap();
     payments.accept(&store).await;
     drop(running);
@@ -103,7 +103,7 @@ async fn a_standby_of_postgresql_that_lagged_is_noticed_when_it_takes_over_and_o
             assert!(
                 until_refused(&running, 1_000_000)
                     .await
-                    .contains("accept-loss")
+                    .contains("accept loss")
             );
             continue;
         }

@@ -91,7 +91,7 @@ async fn a_standby_that_lagged_for_a_moment_is_noticed_by_a_process_that_never_p
     front.point_at_address(address(standby.url()));
 
     let refused = working.await.unwrap();
-    assert!(refused.contains("accept-loss"), "{refused}");
+    assert!(refused.contains("accept loss"), "{refused}");
 }
 
 /// Lets a standby lag from now on.

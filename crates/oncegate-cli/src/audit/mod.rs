@@ -21,8 +21,7 @@ use effects::EffectsArgs;
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.audit/1";
 
-/// Reconcile a topic with its records, its dead letters and its effects: what was lost, what
-/// happened twice?
+/// Compare a topic with its records and effects: what was lost, what happened twice?
 ///
 /// Reads the messages of the window, their records, the dead letters, and, if it is given, a list
 /// of the effects that the downstream system has, by their idempotency keys. It claims and changes
@@ -93,8 +92,8 @@ pub(crate) async fn run(args: &AuditArgs) -> Result<Exit, Problem> {
         output::answer_json(&AuditDocument {
             schema: SCHEMA,
             topics: &examined.topics,
-            store: &examined.store_name,
-            scope: examined.scope.as_str(),
+            store: &examined.gate.store_name,
+            scope: examined.gate.scope.as_str(),
             group: &examined.group,
             dead_letter_topic: examined.dead_letters.as_deref(),
             with_effects: args.effects.are_given(),
@@ -124,7 +123,7 @@ impl AuditArgs {
         examined.group = self.group.clone().unwrap_or(examined.group);
         examined.dead_letters = self.dead_letters.clone().or(examined.dead_letters);
         let mut audit = self.open(&examined).await?;
-        examined.tell(audit.known());
+        examined.gate.tell(audit.known());
         if let Some(mut letters) = dead_letters(&examined) {
             // A wrong name is reported before the messages are read.
             letters.open().await.map_err(|error| not_opened(&error))?;
@@ -157,15 +156,14 @@ impl AuditArgs {
             brokers,
             group,
             properties,
-            scope,
-            key,
-            store,
+            gate,
             ..
         } = examined;
-        let mut audit = Audit::new(scope.as_str(), key.clone(), Arc::clone(store))
+        let store = Arc::clone(&gate.store);
+        let mut audit = Audit::new(gate.scope.as_str(), gate.key.clone(), store)
             .step(&self.step)
             .findings_most(self.most as usize);
-        if let Some(fingerprint) = &examined.fingerprint {
+        if let Some(fingerprint) = &gate.fingerprint {
             audit = audit.fingerprint(fingerprint.clone());
         }
         let mut has_committed = false;
@@ -206,8 +204,8 @@ impl AuditArgs {
     fn text(&self, examined: &Examined, report: &AuditReport) -> String {
         let mut table = Table::default();
         table.text("topic", examined.topics.join(", "));
-        table.text("store", &examined.store_name);
-        table.text("scope", examined.scope.as_str());
+        table.text("store", &examined.gate.store_name);
+        table.text("scope", examined.gate.scope.as_str());
         table.text("group", &examined.group);
         table.number("messages", report.messages);
         table.noted("events", report.events, "keys, and messages without one");

@@ -83,7 +83,7 @@ impl Loaded {
     }
 
     /// Looks for the programs and scripts of the workers on this machine.
-    pub(crate) fn look_for_workers(&mut self, severity: Severity) {
+    pub(crate) fn look_for_workers(&mut self) {
         let consumers: Vec<(String, Consumer)> = self
             .consumers()
             .map(|(name, consumer)| (name.to_owned(), consumer))
@@ -97,7 +97,7 @@ impl Loaded {
             self.findings.add(
                 &self.layers,
                 &self.text,
-                (severity, About::Value),
+                (Severity::Warning, About::Value),
                 &place,
                 absent,
             );

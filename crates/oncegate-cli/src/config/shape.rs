@@ -150,8 +150,8 @@ pub(crate) struct Consumer {
     /// The largest result that goes there. A larger one is not kept.
     #[schemars(extend("default" = size(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES)))]
     pub(crate) max_large_result: Option<Size>,
-    /// What happens when the store has lost records: `halt` runs nothing until `oncegate
-    /// accept-loss`, `continue` runs messages again whose records are lost.
+    /// What happens when the store has lost records: `halt` runs nothing until
+    /// `oncegate accept loss`, `continue` runs messages again whose records are lost.
     #[schemars(extend("default" = "halt"))]
     pub(crate) on_store_loss: Option<OnStoreLoss>,
     /// Fail open: when the store has been away for so long, messages run without it, and

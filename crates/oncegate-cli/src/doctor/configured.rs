@@ -8,26 +8,12 @@ use oncegate::core::store::{ScopeDescriptor, Store};
 use oncegate::{Consumer, Gate, GateError};
 
 use super::{NamedQueue, Questions, Report};
-use crate::config::Loaded;
 use crate::config::shape;
 use crate::config::values::Time;
-use crate::exit::Problem;
+use crate::exit::{Exit, Problem};
+use crate::run::program;
 use crate::sources::{LetterQueue, Source, sqs};
 use crate::store::{self, Opened};
-
-/// Examines the store and every source. Changes nothing: no consumer is started, no scope is
-/// created.
-pub(crate) async fn examine(loaded: &Loaded) -> Report {
-    let mut report = Report::default();
-    let settings = loaded.config.store.clone().unwrap_or_default();
-    let opened = report.configured_store(&settings).await;
-    Box::pin(examine_consumers(
-        report,
-        opened.as_ref(),
-        loaded.consumers(),
-    ))
-    .await
-}
 
 impl Report {
     /// Examines the store of a configuration. A file that no consumer has made yet is none of the
@@ -68,6 +54,10 @@ pub(super) async fn examine_consumers<'a>(
         match questions(name, &consumer) {
             Ok(questions) => questions.ask(&mut report).await,
             Err(why) => report.problem("source", &Problem::configuration(why)),
+        }
+        registry(name, &consumer, &mut report).await;
+        if let Some((_, absent)) = consumer.handler.as_ref().and_then(program::absent) {
+            report.finding("handler", absent, "");
         }
     }
     if let (Some(redis), Some(first)) = (redis, first) {
@@ -110,7 +100,7 @@ async fn same_key(
             halt.reason
         );
         let fix = format!(
-            "find out what would run again (oncegate replay), then run: oncegate accept-loss --scope {name}"
+            "find out what would run again (oncegate replay), then run: oncegate accept loss --scope {name}"
         );
         report.finding("store_loss", what, &fix);
     }
@@ -123,6 +113,20 @@ async fn same_key(
             ours,
         };
         report.finding("key", refused.to_string(), "");
+    }
+}
+
+/// A consumer reads the schemas of its format from the registry.
+async fn registry(name: &str, consumer: &shape::Consumer, report: &mut Report) {
+    let Some(format) = &consumer.format else {
+        return;
+    };
+    let Some(registry) = &format.registry else {
+        return;
+    };
+    match format.check().await {
+        Ok(()) => report.saw(format!("schema registry {registry} of {name}: it answers")),
+        Err(why) => report.problem("format", &Problem::new(Exit::Unreachable, why)),
     }
 }
 

@@ -1,7 +1,6 @@
 //! `oncegate doctor`: checks whether the settings of store and broker can keep the promise.
 //!
-//! `examine` has the checks; `configured` runs them for every consumer of a configuration
-//! (`oncegate check --online`).
+//! `examine` has the checks; `configured` runs them for the consumers of a configuration.
 
 mod configured;
 mod examine;
@@ -21,19 +20,19 @@ use crate::output;
 use crate::parse::{duration, pair};
 use crate::sources::DeadLetters;
 use crate::sources::kafka::Kafka;
-use crate::store::StoreArgs;
-pub(crate) use configured::examine as examine_configured;
-pub(crate) use examine::Report;
-use examine::{NamedQueue, Questions};
+use crate::store::StoreUrl;
+use examine::{NamedQueue, Questions, Report};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.doctor/1";
 
-/// Check whether the settings of store and broker can keep the promise; each finding includes its
-/// fix
+/// Check whether the settings of store and broker can keep the promise
+///
+/// Each finding includes its fix.
 ///
 /// With a configuration, store and source of its consumers are checked, or of the one of --scope;
-/// what flags say of a consumer goes before it. Without one, it is all by flags.
+/// what flags say of a consumer goes before it. Its schema registries must answer, and the workers'
+/// programs must be on this machine. Without a configuration, it is all by flags.
 ///
 /// Changes nothing. Exit code 1: there are findings; 69: a server cannot be reached.
 #[derive(Debug, clap::Args)]
@@ -178,7 +177,7 @@ impl DoctorArgs {
         let mut report = Report::default();
         let opened = match &self.store.url {
             Some(url) => {
-                let store = StoreArgs { url: url.clone() };
+                let store = StoreUrl { url: url.clone() };
                 report
                     .store(store.open_to_examine(self.allow_no_replica).await)
                     .await
@@ -279,7 +278,7 @@ impl DoctorArgs {
         let url = self.store.url.clone().ok_or_else(|| missing("--store"))?;
         self.check()?;
         let mut report = Report::default();
-        let store = StoreArgs { url }
+        let store = StoreUrl { url }
             .open_to_examine(self.allow_no_replica)
             .await;
         let opened = report.store(store).await;

@@ -19,7 +19,7 @@ use crate::store::{self, SqlStore};
 #[derive(Debug, Subcommand)]
 pub(crate) enum OutboxCommand {
     Relay(Box<relay::RelayArgs>),
-    Status(status::StatusArgs),
+    Status(status::OutboxStatusArgs),
 }
 
 pub(crate) async fn run(command: &OutboxCommand) -> Result<Exit, Problem> {

@@ -1,16 +1,16 @@
 //! `oncegate outbox relay`: publishes what transactions have written into outboxes.
 
-use std::path::PathBuf;
-
 use oncegate::outbox::RelayError;
 use oncegate::telemetry::Telemetry;
 use oncegate::{Consumer, Counters};
 use serde::Serialize;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tracing::info;
 
 use super::relay_of;
 use crate::config::{self, Layers, Loaded, Secrets, Setting};
+use crate::configured::ConfigArgs;
 use crate::exit::{Exit, Problem};
 use crate::output;
 use crate::run::flags::parts;
@@ -26,14 +26,13 @@ const UNNAMED: &str = "default";
 /// Publish what transactions have written into outboxes, until it is stopped
 ///
 /// Any number of these may run: for each outbox one of them leads, and another takes over when it
-/// ends. A database or broker that is away is waited for. Settings come from a file, from variables
+/// ends. A database or broker that is away is waited for. Settings come from a file, with tables such as [outbox.shop], from variables
 /// such as ONCEGATE_OUTBOX__SHOP__LEASE over it, and from flags over both. SIGTERM lets messages in
 /// flight end; a second signal does not wait for them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RelayArgs {
-    /// The configuration, with tables such as [outbox.shop]
-    #[arg(long = "config", value_name = "FILE", env = "ONCEGATE_CONFIG")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigArgs,
 
     /// Refuse secrets that are written in the configuration itself
     #[arg(long)]
@@ -162,11 +161,13 @@ pub(super) async fn run(args: &RelayArgs) -> Result<Exit, Problem> {
     } else {
         Secrets::MayBeLiteral
     };
-    let loaded = config::load(
-        args.config.as_deref(),
-        |layers| args.settings(layers),
-        secrets,
-    )?;
+    let file = args
+        .config
+        .file(!args.settings(&Layers::default()).is_empty());
+    if let Some(words) = args.config.unnamed().filter(|_| file.is_some()) {
+        info!("{words}");
+    }
+    let loaded = config::load(file, |layers| args.settings(layers), secrets)?;
     if !loaded.findings.all.is_empty() {
         eprintln!("{}", loaded.render());
     }

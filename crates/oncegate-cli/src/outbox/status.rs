@@ -6,10 +6,12 @@ use oncegate::outbox::{OutboxStatus, OutboxStore};
 use serde::Serialize;
 
 use crate::args::{AnswerArgs, within};
+use crate::config::Loaded;
+use crate::configured::{ConfigArgs, StoreFlag, missing};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, Table};
 use crate::parse::duration;
-use crate::store::{SqlStore, StoreArgs};
+use crate::store::SqlStore;
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.outbox_status/1";
@@ -19,13 +21,16 @@ const SCHEMA: &str = "oncegate.outbox_status/1";
 /// Exit code 1: a message has waited for longer than --older-than, or nothing is known of such an
 /// outbox: no message is in it, and no relay leads it.
 #[derive(Debug, clap::Args)]
-pub(crate) struct StatusArgs {
+pub(crate) struct OutboxStatusArgs {
     #[command(flatten)]
-    store: StoreArgs,
+    config: ConfigArgs,
 
-    /// The outbox
+    #[command(flatten)]
+    store: StoreFlag,
+
+    /// The outbox [default: the only one of the configuration]
     #[arg(long, value_name = "NAME")]
-    outbox: String,
+    outbox: Option<String>,
 
     /// How long a message may wait before the exit code is 1 [default: any time]
     #[arg(long, value_name = "TIME", value_parser = duration)]
@@ -48,11 +53,14 @@ struct StatusDocument<'a> {
     led: bool,
 }
 
-pub(super) async fn run(args: &StatusArgs) -> Result<Exit, Problem> {
+pub(super) async fn run(args: &OutboxStatusArgs) -> Result<Exit, Problem> {
+    let loaded = args.config.load(args.store.url.is_some())?;
+    let name = &args.outbox(loaded.as_ref())?;
+    let store = args.store.or_of(loaded.as_ref())?;
     let status = within(args.answer.timeout, async {
-        let outbox: Box<dyn OutboxStore> = match args.store.open_sql().await? {
-            SqlStore::Postgres(store) => Box::new(store.outbox(&args.outbox)?),
-            SqlStore::Sqlite(store) => Box::new(store.outbox(&args.outbox).await?),
+        let outbox: Box<dyn OutboxStore> = match store.open_sql().await? {
+            SqlStore::Postgres(store) => Box::new(store.outbox(name)?),
+            SqlStore::Sqlite(store) => Box::new(store.outbox(name).await?),
         };
         outbox.check().await?;
         Ok(outbox.status().await?)
@@ -66,10 +74,9 @@ pub(super) async fn run(args: &StatusArgs) -> Result<Exit, Problem> {
     let oldest_unsent_ms =
         oldest_unsent.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     if args.answer.json {
-        let outbox = &args.outbox;
         output::answer_json(&StatusDocument {
             schema: SCHEMA,
-            outbox,
+            outbox: name,
             unsent,
             oldest_unsent_ms,
             sent,
@@ -77,7 +84,7 @@ pub(super) async fn run(args: &StatusArgs) -> Result<Exit, Problem> {
         })?;
     } else {
         let mut table = Table::default();
-        table.text("outbox", &args.outbox);
+        table.text("outbox", name);
         table.number("unsent", unsent);
         table.number("  the oldest, ms", oldest_unsent_ms.unwrap_or_default());
         table.number("sent and kept", sent);
@@ -87,8 +94,7 @@ pub(super) async fn run(args: &StatusArgs) -> Result<Exit, Problem> {
     let is_unknown = unsent == 0 && sent == 0 && !led;
     if is_unknown {
         eprintln!(
-            "oncegate: nothing is known of an outbox {:?} here: it has no message, and no relay leads it; is it the right name?",
-            args.outbox
+            "oncegate: nothing is known of an outbox {name:?} here: it has no message, and no relay leads it; is it the right name?"
         );
     }
     let is_late = args
@@ -99,4 +105,22 @@ pub(super) async fn run(args: &StatusArgs) -> Result<Exit, Problem> {
     } else {
         Exit::Yes
     })
+}
+
+impl OutboxStatusArgs {
+    fn outbox(&self, loaded: Option<&Loaded>) -> Result<String, Problem> {
+        if let Some(name) = &self.outbox {
+            return Ok(name.clone());
+        }
+        let loaded = loaded.ok_or_else(|| missing("--outbox"))?;
+        let names: Vec<&str> = loaded.config.outbox.keys().map(String::as_str).collect();
+        match names.as_slice() {
+            [only] => Ok((*only).to_owned()),
+            [] => Err(Problem::configuration("the configuration has no outbox")),
+            several => Err(Problem::configuration(format!(
+                "which outbox of the configuration? Give --outbox with one of {}",
+                several.join(", ")
+            ))),
+        }
+    }
 }

@@ -22,6 +22,7 @@ use oncegate::Key;
 use oncegate_testing::{Fault, Finding, Progress, Service, Trial, TrialError, Verdict, report};
 
 use crate::args::{KEY_FORMS, KEY_HELP};
+use crate::configured::ConfigArgs;
 use crate::exit::{Exit, Problem};
 use crate::output::{self, plain, span};
 use crate::parse::{duration, pair};
@@ -39,9 +40,9 @@ const DOWNSTREAM_PORT: u16 = 9797;
 /// The prefix of the names of scopes, topics and groups that a trial makes on servers.
 const TRIAL: &str = "oncegate-prove";
 
-/// Try to make a worker charge twice or lose a payment, without a server (docs/PROVE.md)
+/// Try to make a worker charge twice or lose a payment, without a server
 ///
-/// Each line of --samples is a business event. The events and duplicates of them go through an
+/// docs/PROVE.md explains it. Each line of --samples is a business event. The events and duplicates of them go through an
 /// embedded broker, a gate and the worker, while faults happen: kills, lost answers, failures of
 /// the downstream service and others. The worker must have its effects in the downstream service
 /// that this command starts: POST $ONCEGATE_DOWNSTREAM/effects with a JSON body, and with the
@@ -52,13 +53,12 @@ const TRIAL: &str = "oncegate-prove";
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("worker"))]
 pub(crate) struct ProveArgs {
-    /// A configuration: its consumer is tried, with its worker, key, route and limits; flags win
-    /// over it
-    #[arg(long, value_name = "FILE", env = "ONCEGATE_CONFIG")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigArgs,
 
-    /// The consumer of --config [default: the only one of the file]
-    #[arg(long, value_name = "NAME", requires = "config")]
+    /// The consumer of the configuration that is tried, with its worker, key, route and limits
+    /// [default: the only one of the file]
+    #[arg(long, value_name = "NAME")]
     scope: Option<String>,
 
     /// A worker on standard streams

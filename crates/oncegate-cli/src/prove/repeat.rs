@@ -3,6 +3,7 @@
 use oncegate_testing::{Fault, Finding};
 
 use super::ProveArgs;
+use super::tried::file;
 
 /// Returns the command, quoted for a shell.
 pub(super) fn command(args: &ProveArgs, seed: u64, finding: &Finding) -> String {
@@ -11,7 +12,7 @@ pub(super) fn command(args: &ProveArgs, seed: u64, finding: &Finding) -> String 
         words.push(name.to_owned());
         words.push(quoted(value));
     };
-    if let Some(config) = &args.config {
+    if let Some(config) = file(args) {
         flag("--config", &config.display().to_string());
     }
     // The key as JSON has all that a key can have.

@@ -1,6 +1,8 @@
 //! The worker under trial, with the key and the limits that `oncegate run` would use: from flags,
 //! or from a configuration.
 
+use std::path::Path;
+
 use oncegate::{BatchLimits, Gate, Key, MemoryStore};
 use serde_json::Value;
 
@@ -34,15 +36,21 @@ impl TriedConsumer {
     /// # Errors
     /// When there is no worker or no key, or they cannot be tried; the text says what to change.
     pub(super) fn of(args: &ProveArgs) -> Result<Self, Problem> {
-        let tried = match &args.config {
+        let tried = match file(args) {
             None => Self::of_flags(args)?,
-            Some(_) => Self::of_configuration(args)?,
+            Some(file) => Self::of_configuration(args, file)?,
         };
         tried.check(args)?;
         Ok(tried)
     }
 
     fn of_flags(args: &ProveArgs) -> Result<Self, Problem> {
+        if args.scope.is_some() {
+            return Err(Problem::new(
+                Exit::Usage,
+                "--scope names a consumer of a configuration: give --config",
+            ));
+        }
         let handler = shape::Handler {
             http: args.handler.clone(),
             exec: args.handler_exec.clone().map(ProgramSetting::shell),
@@ -77,9 +85,12 @@ impl TriedConsumer {
         })
     }
 
-    fn of_configuration(args: &ProveArgs) -> Result<Self, Problem> {
+    fn of_configuration(args: &ProveArgs, file: &Path) -> Result<Self, Problem> {
+        if let Some(words) = args.config.unnamed() {
+            eprintln!("oncegate: {words}");
+        }
         let loaded = config::load(
-            args.config.as_deref(),
+            Some(file),
             |layers| flags(args, &layers.names("consumer")),
             Secrets::MayBeLiteral,
         )?;
@@ -168,6 +179,13 @@ impl TriedConsumer {
     pub(super) fn most(&self) -> u32 {
         self.settings.concurrency.unwrap_or(u32::MAX)
     }
+}
+
+/// The configuration of the trial. A worker by flags has none, unless one is named.
+pub(super) fn file(args: &ProveArgs) -> Option<&Path> {
+    let workers = [&args.handler, &args.handler_exec, &args.handler_command];
+    args.config
+        .file(workers.iter().any(|worker| worker.is_some()))
 }
 
 fn refused(why: impl Into<String>) -> Problem {

@@ -1,11 +1,11 @@
 //! `oncegate replay`: reports what a replay of topics would run, without running or claiming
-//! anything; with `--run`, runs what is missing (`repair`, with the source `missing`).
+//! anything; with `--queue`, what the messages of a queue would (`queue`); with `--run`, runs what
+//! is missing (`repair`, with the source `missing`).
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use indicatif::ProgressBar;
-use oncegate::admin::dry_run::{DryRun, Examination, Example, Known, ReplayReport};
+use oncegate::admin::dry_run::{Examination, Example, Known, ReplayReport};
 use oncegate::kafka::TopicReader;
 use serde::Serialize;
 
@@ -16,17 +16,18 @@ use crate::output::{self, Table, grouped};
 use crate::promise::Promised;
 
 mod missing;
+mod queue;
 mod repair;
 
+use queue::QueueArgs;
 use repair::RepairArgs;
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.replay/1";
 
-/// Show what a replay of topics would run, without claiming or changing anything; or run what is
-/// missing (--run)
+/// Show what a replay of topics or of a queue would run, or run what is missing
 ///
-/// Reads each topic, or a window of it, to the end it had at the start, derives the key of every
+/// It claims and changes nothing, unless --run says so. It reads each topic, or a window of it, to the end it had at the start, derives the key of every
 /// message, and reads all records in the store. It joins no consumer group, and may run beside the
 /// consumers.
 ///
@@ -40,7 +41,13 @@ const SCHEMA: &str = "oncegate.replay/1";
 /// end. Exit code 0: all of it is handled; 1: some became dead letters, or --limit left some; 130:
 /// stopped before the end, and the same command continues.
 ///
-/// A queue has no beginning to read from: use `peek` for the messages of a queue.
+/// With --queue, the messages that are in a queue of SQS or RabbitMQ now are examined: above all
+/// dead letters before a redrive. It receives the messages, holds them meanwhile and returns them
+/// to the queue at the end. So it uses up one receive of every message, which counts for a redrive
+/// policy or the delivery limit of a quorum queue, and consumers do not see the messages while it
+/// runs; therefore it requires --use-up-a-receive. It refuses FIFO queues, which deliver nothing
+/// behind the first messages of a group while those are held. Exit code 0 also says that all
+/// messages were seen.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReplayArgs {
     #[command(flatten)]
@@ -52,6 +59,9 @@ pub(crate) struct ReplayArgs {
 
     #[command(flatten)]
     answer: AnswerArgs,
+
+    #[command(flatten)]
+    queue: QueueArgs,
 
     #[command(flatten)]
     repair: RepairArgs,
@@ -79,6 +89,9 @@ pub(crate) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
     if args.repair.run {
         return Box::pin(repair::run(args)).await;
     }
+    if let Some(name) = &args.queue.name {
+        return Box::pin(queue::run(args, name)).await;
+    }
     let started = Instant::now();
     let (examined, promise, known, report) =
         within(args.answer.timeout, Box::pin(dry_run(args))).await?;
@@ -88,9 +101,9 @@ pub(crate) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
         output::answer_json(&ReplayDocument {
             schema: SCHEMA,
             topics: &examined.topics,
-            store: examined.store_name.clone(),
+            store: examined.gate.store_name.clone(),
             promise: &promise,
-            scope: examined.scope.as_str(),
+            scope: examined.gate.scope.as_str(),
             known: match known {
                 Known::Same => "same",
                 Known::OtherFingerprint => "other_fingerprint",
@@ -116,19 +129,18 @@ pub(crate) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
 async fn dry_run(args: &ReplayArgs) -> Result<(Examined, Promised, Known, ReplayReport), Problem> {
     let examined = args.examined.open().await?;
     let readers = examined.readers(&args.examined.window).await?;
-    let (promise, known, report) = examine(args, &examined, readers).await?;
+    let (promise, known, report) = examine(&examined, readers).await?;
     Ok((examined, promise, known, report))
 }
 
 async fn examine(
-    args: &ReplayArgs,
     examined: &Examined,
     readers: Vec<TopicReader>,
 ) -> Result<(Promised, Known, ReplayReport), Problem> {
-    let promise = Promised::by(&*examined.store).await;
-    let mut examination = args.dry_run(examined).open().await?;
+    let promise = Promised::by(&*examined.gate.store).await;
+    let mut examination = examined.gate.dry_run().open().await?;
     let known = examination.known();
-    examined.tell(known);
+    examined.gate.tell(known);
     let bar = progress(readers.iter().map(TopicReader::total).sum());
     for mut reader in readers {
         read(&mut reader, &mut examination, &bar).await?;
@@ -158,18 +170,6 @@ impl ReplayArgs {
         self.repair.run
     }
 
-    fn dry_run(&self, examined: &Examined) -> DryRun {
-        let dry_run = DryRun::new(
-            examined.scope.as_str(),
-            examined.key.clone(),
-            Arc::clone(&examined.store),
-        );
-        match &examined.fingerprint {
-            Some(fingerprint) => dry_run.fingerprint(fingerprint.clone()),
-            None => dry_run,
-        }
-    }
-
     fn passed(&self, report: &ReplayReport) -> bool {
         let settled = report.handler_runs() + report.unreadable == 0;
         report.changes_nothing() || (self.allow_dead_letters && settled)
@@ -178,11 +178,11 @@ impl ReplayArgs {
     fn text(&self, examined: &Examined, promise: &Promised, report: &ReplayReport) -> String {
         let mut table = Table::default();
         table.text("topic", examined.topics.join(", "));
-        table.text("store", &examined.store_name);
+        table.text("store", &examined.gate.store_name);
         promise.tell(&mut table);
-        table.text("scope", examined.scope.as_str());
+        table.text("scope", examined.gate.scope.as_str());
         counts(&mut table, report);
-        if examined.fingerprint.is_some() {
+        if examined.gate.fingerprint.is_some() {
             table.number("mismatched", report.mismatched);
             table.noted("not compared", report.uncompared, "counted above as well");
         }
@@ -212,7 +212,7 @@ impl ReplayArgs {
 }
 
 /// Describes the messages that the store would not answer; empty when there are none.
-pub(crate) fn changes(report: &ReplayReport) -> String {
+fn changes(report: &ReplayReport) -> String {
     let parts: Vec<String> = [
         (report.would_run_again, "would run again"),
         (report.in_progress, "are in progress"),
@@ -228,7 +228,7 @@ pub(crate) fn changes(report: &ReplayReport) -> String {
 }
 
 /// Adds the first messages of each kind of finding.
-pub(crate) fn examples(text: &mut String, report: &ReplayReport) {
+fn examples(text: &mut String, report: &ReplayReport) {
     for (title, examples) in [
         ("would run again", &report.examples.would_run_again),
         (
@@ -251,7 +251,7 @@ fn counted(exact: bool) -> &'static str {
     }
 }
 
-pub(crate) fn counts(table: &mut Table, report: &ReplayReport) {
+fn counts(table: &mut Table, report: &ReplayReport) {
     table.number("messages", report.messages);
     table.noted(
         "distinct keys",

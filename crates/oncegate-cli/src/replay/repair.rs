@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use oncegate::admin::dry_run::{ReplayReport, RunAgain};
-use oncegate::core::key::Scope;
 use oncegate::journal::JournalEntry;
 use oncegate::kafka::{TopicReader, TopicWindow, committed_offsets};
 use oncegate::observe::{Event, Observer};
@@ -36,9 +35,9 @@ const SCHEMA: &str = "oncegate.replay.run/1";
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Running what is missing")]
 pub(crate) struct RepairArgs {
-    /// Run the messages without a record through the handler of --config, after a dry run and a
-    /// confirmation
-    #[arg(long, requires_all = ["config", "why"])]
+    /// Run the messages without a record through the handler of the configuration, after a dry run
+    /// and a confirmation
+    #[arg(long, requires = "why")]
     pub(super) run: bool,
 
     /// Also run messages whose attempt ended without an outcome, and those whose retry is due:
@@ -138,8 +137,9 @@ pub(super) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
     };
     let missing = args.repair.missing(&report);
     let readers = open(&examined, &offsets).await?;
-    let selector = args
-        .dry_run(&examined)
+    let selector = examined
+        .gate
+        .dry_run()
         .selector(args.repair.which())
         .await?;
     let limits = ReplayLimits {
@@ -160,8 +160,7 @@ pub(super) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
         .examined
         .load()?
         .ok_or_else(|| configured::missing("--config"))?;
-    let (name, mut settings) =
-        configured::choose(&loaded, args.examined.scope.as_ref().map(Scope::as_str))?;
+    let (name, mut settings) = args.examined.choose(&loaded)?;
     if settings.fail_open_after.take().is_some() {
         warn!(
             "`fail_open_after` does not apply to a replay: without its record, a message may run twice"
@@ -194,7 +193,7 @@ async fn plan(args: &ReplayArgs) -> Result<Option<Planned>, Problem> {
     let examined = args.examined.open().await?;
     let offsets = acknowledged(args, &examined).await?;
     let readers = open(&examined, &offsets).await?;
-    let (promise, _, report) = Box::pin(examine(args, &examined, readers)).await?;
+    let (promise, _, report) = Box::pin(examine(&examined, readers)).await?;
     let missing = args.repair.missing(&report);
     let dry_run = args.text(&examined, &promise, &report);
     // With --json, standard output has the answer alone.
@@ -213,7 +212,7 @@ async fn plan(args: &ReplayArgs) -> Result<Option<Planned>, Problem> {
         }
         return Ok(None);
     }
-    let scope = examined.scope.as_str();
+    let scope = examined.gate.scope.as_str();
     let most = args
         .repair
         .limit
@@ -302,7 +301,7 @@ fn note_each_run(
     stop: &CancellationToken,
     unwritten: &CancellationToken,
 ) -> Result<BeforeRun, Problem> {
-    let key = examined.key.compile(&examined.scope)?;
+    let key = examined.gate.key.compile(&examined.gate.scope)?;
     let stop = stop.clone();
     let unwritten = unwritten.clone();
     Ok(BeforeRun::new(
@@ -327,8 +326,8 @@ impl<'a> RepairDocument<'a> {
         Self {
             schema: SCHEMA,
             topics: &examined.topics,
-            store: &examined.store_name,
-            scope: examined.scope.as_str(),
+            store: &examined.gate.store_name,
+            scope: examined.gate.scope.as_str(),
             messages: report.messages,
             missing: 0,
             delivered: 0,

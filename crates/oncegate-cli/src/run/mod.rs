@@ -15,7 +15,6 @@ pub(crate) mod workers;
 
 use std::error::Error as _;
 use std::future::Future;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +30,7 @@ use tracing::info;
 use crate::config::shape;
 use crate::config::values::Time;
 use crate::config::{self, Loaded, Secrets};
-use crate::configured::BESIDE;
+use crate::configured::ConfigArgs;
 use crate::exit::{Exit, Problem, dead_letters_not_opened, not_opened};
 use crate::sources::input::{BadInput, Input};
 use crate::{signals, store};
@@ -51,10 +50,8 @@ use summary::Account;
 /// the end of standard input; exit code 130 when lines are unfinished.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// The configuration [default: oncegate.toml in the working directory, if there are no flags
-    /// with settings]
-    #[arg(long = "config", value_name = "FILE", env = "ONCEGATE_CONFIG")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigArgs,
 
     /// Refuse secrets that are written in the configuration itself
     #[arg(long)]
@@ -88,15 +85,12 @@ pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
     } else {
         Secrets::MayBeLiteral
     };
-    let beside = args.config.is_none() && args.flags.settings(&[]).is_empty();
-    let beside = beside
-        .then(|| PathBuf::from(BESIDE))
-        .filter(|file| file.is_file());
-    if beside.is_some() {
-        info!("settings come from {BESIDE} in the working directory");
+    let file = args.config.file(!args.flags.settings(&[]).is_empty());
+    if let Some(words) = args.config.unnamed().filter(|_| file.is_some()) {
+        info!("{words}");
     }
     let loaded = config::load(
-        args.config.as_deref().or(beside.as_deref()),
+        file,
         |layers| args.flags.settings(&layers.names("consumer")),
         secrets,
     )?;

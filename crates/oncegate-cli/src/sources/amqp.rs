@@ -14,8 +14,8 @@ use serde::Deserialize;
 
 use super::topology::{Kind, NamedTopic, Role, State, Topology, Wanted};
 use super::{
-    ChattyLibrary, ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, NextCommands,
-    QueueFlags, SourceFinding, SourceSettings, Template, quoted,
+    ChattyLibrary, ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, QueueFlags,
+    SourceFinding, SourceSettings, Template, next, quoted,
 };
 use crate::config::values::Secret;
 use crate::exit::{Exit, Problem, not_opened};
@@ -53,7 +53,7 @@ pub(super) struct InitAmqp {
 
 impl InitAmqp {
     /// Returns what `init` writes.
-    pub(super) fn template(&self, queues: &QueueFlags, commands: &NextCommands<'_>) -> Template {
+    pub(super) fn template(&self, queues: &QueueFlags) -> Template {
         let url = quoted(&self.amqp_url);
         let queue = quoted(&queues.queue);
         let password = r#"{ env = "RABBITMQ_PASSWORD" }"#;
@@ -66,9 +66,9 @@ impl InitAmqp {
             store: "redis://localhost:6379",
             next: [
                 "export RABBITMQ_PASSWORD=…",
-                commands.check,
-                commands.create_topics,
-                commands.run,
+                next::CHECK,
+                next::CREATE_TOPICS,
+                next::RUN,
             ]
             .map(str::to_owned)
             .into(),
@@ -76,27 +76,34 @@ impl InitAmqp {
     }
 }
 
-/// What `peek` has to know of a queue of RabbitMQ.
+/// The broker of a queue of RabbitMQ that is looked into.
 #[derive(Debug, clap::Args)]
-pub(super) struct PeekAmqp {
+pub(super) struct AmqpFlags {
     /// The queue is one of RabbitMQ: amqp://user:password@host:5672/vhost, or amqps:// with TLS. In
     /// the variable, other users of the machine do not see the password
     #[arg(long, value_name = "URL", env = "ONCEGATE_AMQP_URL", hide_env_values = true, conflicts_with_all = ["endpoint_url", "sns"])]
     amqp_url: Option<String>,
 }
 
-impl PeekAmqp {
-    /// Returns the source if the flags name a broker.
+impl AmqpFlags {
+    /// Returns the source if the flags or the configuration name a broker.
     ///
     /// # Errors
-    /// When a consumer cannot hold as many messages.
+    /// When a consumer cannot hold as many messages, or a secret cannot be read.
     pub(super) fn source(
         &self,
         queue: &str,
         most: u32,
+        configured: Option<&Amqp>,
     ) -> Result<Option<Box<dyn Source>>, Problem> {
-        let Some(url) = &self.amqp_url else {
-            return Ok(None);
+        // The login of a configuration belongs to its own broker.
+        let settings = match (&self.amqp_url, configured) {
+            (Some(url), _) => Amqp {
+                url: Some(url.clone()),
+                ..Amqp::default()
+            },
+            (None, Some(configured)) => configured.clone(),
+            (None, None) => return Ok(None),
         };
         let most = u16::try_from(most).map_err(|_| {
             Problem::new(
@@ -104,8 +111,13 @@ impl PeekAmqp {
                 "--most: a consumer of RabbitMQ can hold at most 65,535 messages",
             )
         })?;
-        let source = AmqpSource::new(url, queue).prefetch(most);
-        Ok(Some(Box::new(source.in_order().routes_from_headers())))
+        let settings = Amqp {
+            queue: Some(queue.to_owned()),
+            ..settings
+        };
+        let source = settings.configured().map_err(Problem::configuration)?;
+        let source = source.prefetch(most).in_order().routes_from_headers();
+        Ok(Some(Box::new(source)))
     }
 }
 

@@ -119,25 +119,23 @@ pub(crate) struct Template {
 }
 
 impl SourceKind {
-    /// Returns what `init` writes: `check` and `run` are the commands that check the configuration
-    /// and run it, and `messages` is the file of messages to try it with.
-    pub(crate) fn template(self, flags: &InitFlags, commands: &NextCommands<'_>) -> Template {
+    /// Returns what `init` writes; `messages` is the file of messages to try it with.
+    pub(crate) fn template(self, flags: &InitFlags, messages: &str) -> Template {
         match self {
-            Self::Stdin => stdin::template(commands),
-            Self::Kafka => flags.kafka.template(commands),
-            Self::Sqs => flags.sqs.template(&flags.queues, commands),
-            Self::Amqp => flags.amqp.template(&flags.queues, commands),
+            Self::Stdin => stdin::template(messages),
+            Self::Kafka => flags.kafka.template(),
+            Self::Sqs => flags.sqs.template(&flags.queues),
+            Self::Amqp => flags.amqp.template(&flags.queues),
         }
     }
 }
 
-/// The commands for the configuration that `init` writes.
-pub(crate) struct NextCommands<'a> {
-    pub(crate) check: &'a str,
-    pub(crate) create_topics: &'a str,
-    pub(crate) run: &'a str,
-    /// The file of messages to try it with.
-    pub(crate) messages: &'a str,
+/// The commands to continue with, in the folder of the configuration that `init` writes.
+mod next {
+    pub(super) const CHECK: &str = "oncegate check";
+    pub(super) const CREATE_TOPICS: &str = "oncegate topics create";
+    pub(super) const DOCTOR: &str = "oncegate doctor";
+    pub(super) const RUN: &str = "oncegate run --config oncegate.toml";
 }
 
 /// A text as TOML writes it.
@@ -145,29 +143,37 @@ pub(crate) fn quoted(text: &str) -> String {
     toml::Value::String(text.to_owned()).to_string()
 }
 
-/// Which broker the queue of `peek` belongs to.
+/// The broker of a queue that is looked into (`replay --queue`).
 #[derive(Debug, clap::Args)]
-pub(crate) struct PeekFlags {
+pub(crate) struct QueueBrokerFlags {
     #[command(flatten)]
-    sqs: sqs::PeekSqs,
+    sqs: sqs::SqsFlags,
 
     #[command(flatten)]
-    amqp: amqp::PeekAmqp,
+    amqp: amqp::AmqpFlags,
 }
 
-impl PeekFlags {
-    /// Returns a source that holds up to `most` messages of the queue until it is closed.
+impl QueueBrokerFlags {
+    /// Returns a source that holds up to `most` messages of the queue until it is closed. What no
+    /// flag says of the broker, the configured source does.
     ///
     /// # Errors
-    /// When a flag does not fit.
+    /// When a flag does not fit, or a secret of the configuration cannot be read.
     pub(crate) fn source(
         &self,
         queue: &str,
         most: u32,
+        configured: Option<&Source>,
     ) -> Result<Box<dyn oncegate::source::Source>, Problem> {
-        match self.amqp.source(queue, most)? {
+        let configured_amqp = configured
+            .and_then(|source| source.amqp.as_ref())
+            .filter(|_| !self.sqs.are_given());
+        match self.amqp.source(queue, most, configured_amqp)? {
             Some(source) => Ok(source),
-            None => Ok(self.sqs.source(queue)),
+            None => {
+                let configured = configured.and_then(|source| source.sqs.as_ref());
+                Ok(self.sqs.source(queue, configured))
+            }
         }
     }
 }

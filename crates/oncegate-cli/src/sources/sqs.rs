@@ -12,8 +12,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{
-    ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, NextCommands, QueueFlags,
-    SourceFinding, SourceSettings, Template, quoted,
+    ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, QueueFlags, SourceFinding,
+    SourceSettings, Template, next, quoted,
 };
 use crate::config::values::{Names, Size, Time};
 use crate::exit::{Exit, Problem, not_opened};
@@ -23,10 +23,10 @@ pub(super) const TABLE: &str = "sqs";
 /// The longest time for which SQS lets a message stay in flight.
 const HOLDS_MOST: Duration = Duration::from_secs(12 * 3_600);
 
-/// A message that a killed `peek` has received is hidden for this long.
-const PEEK_VISIBILITY: Duration = Duration::from_secs(60);
-/// The longest time that a receive of `peek` waits for messages.
-const PEEK_WAIT: Duration = Duration::from_secs(2);
+/// A message that a killed look into a queue has received is hidden for this long.
+const LOOK_VISIBILITY: Duration = Duration::from_secs(60);
+/// The longest time that a receive of such a look waits for messages.
+const LOOK_WAIT: Duration = Duration::from_secs(2);
 
 /// What `init` has to know of SQS.
 #[derive(Debug, clap::Args)]
@@ -38,7 +38,7 @@ pub(super) struct InitSqs {
 
 impl InitSqs {
     /// Returns what `init` writes.
-    pub(super) fn template(&self, queues: &QueueFlags, commands: &NextCommands<'_>) -> Template {
+    pub(super) fn template(&self, queues: &QueueFlags) -> Template {
         let endpoint = self.endpoint_url.as_deref();
         let endpoint = endpoint
             .map(|url| format!(", endpoint_url = {}", quoted(url)))
@@ -51,37 +51,40 @@ impl InitSqs {
             dead_letters: format!("{{ sqs = {} }}", quoted(&queues.dead_letter_queue)),
             about: "Credentials and region come in the AWS SDK's usual ways.",
             store: "redis://localhost:6379",
-            next: vec![
-                commands.check.to_owned(),
-                format!("{} --online", commands.check),
-                commands.run.to_owned(),
-            ],
+            next: [next::CHECK, next::DOCTOR, next::RUN]
+                .map(str::to_owned)
+                .into(),
         }
     }
 }
 
-/// What `peek` has to know of a queue of SQS.
+/// The server of a queue of SQS that is looked into.
 #[derive(Debug, clap::Args)]
-pub(super) struct PeekSqs {
+pub(super) struct SqsFlags {
     /// The address of another SQS server: http://127.0.0.1:9324 [default: as the AWS SDK finds it]
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", requires = "queue")]
     endpoint_url: Option<String>,
 
     /// Bodies are envelopes of SNS
-    #[arg(long)]
+    #[arg(long, requires = "queue")]
     sns: bool,
 }
 
-impl PeekSqs {
-    pub(super) fn source(&self, queue: &str) -> Box<dyn Source> {
-        let body = if self.sns { Body::Sns } else { Body::Raw };
+impl SqsFlags {
+    pub(super) fn are_given(&self) -> bool {
+        self.endpoint_url.is_some() || self.sns
+    }
+
+    pub(super) fn source(&self, queue: &str, configured: Option<&Sqs>) -> Box<dyn Source> {
+        let mut settings = configured.cloned().unwrap_or_default();
+        settings.queue = Some(queue.to_owned());
+        settings.endpoint_url = self.endpoint_url.clone().or(settings.endpoint_url);
+        if self.sns {
+            settings.body = Some(SqsBody::Sns);
+        }
         // A dead letter keeps its first route.
-        let source = SqsSource::new(queue).body(body).routes_from_attributes();
-        let source = source.visibility(PEEK_VISIBILITY).wait(PEEK_WAIT);
-        Box::new(match &self.endpoint_url {
-            Some(url) => source.endpoint_url(url),
-            None => source,
-        })
+        let source = settings.source().routes_from_attributes();
+        Box::new(source.visibility(LOOK_VISIBILITY).wait(LOOK_WAIT))
     }
 }
 

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::dead_letter_file::DeadLetterFile;
 use super::input::{Input, STDIN};
-use super::{ConfiguredSource, DeadLetters, NextCommands, SourceFinding, SourceSettings, Template};
+use super::{ConfiguredSource, DeadLetters, SourceFinding, SourceSettings, Template, next};
 
 /// The name of the table.
 pub(super) const TABLE: &str = "stdin";
@@ -36,19 +36,13 @@ impl Stdin {
 }
 
 /// Returns what `init` writes.
-pub(super) fn template(commands: &NextCommands<'_>) -> Template {
-    let NextCommands {
-        check,
-        run,
-        messages,
-        ..
-    } = commands;
+pub(super) fn template(messages: &str) -> Template {
     Template {
         source: "{ stdin = {} }".to_owned(),
         dead_letters: r#"{ file = "dead.jsonl" }"#.to_owned(),
         about: "Each line of standard input is a message; oncegate ends at the end of the input.",
         store: "sqlite:oncegate.db",
-        next: vec![(*check).to_owned(), format!("{run} <{messages}")],
+        next: vec![next::CHECK.to_owned(), format!("{} <{messages}", next::RUN)],
     }
 }
 

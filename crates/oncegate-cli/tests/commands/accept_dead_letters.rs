@@ -1,4 +1,4 @@
-//! `oncegate accept-dead-letters`.
+//! `oncegate accept dead-letters`.
 
 use oncegate::core::key::Scope;
 use oncegate::core::store::{DeadLetterStop, ScopeDescriptor, Store as _};
@@ -22,6 +22,8 @@ fn stopped(scope: &Scope, held: &str) -> String {
     descriptor.to_text().expect("JSON")
 }
 
+const ACCEPT: [&str; 5] = ["accept", "dead-letters", "--scope", "billing", "--store"];
+
 #[tokio::test]
 async fn a_stop_at_the_dead_letter_limit_is_accepted_only_with_leave_and_a_reason() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -31,13 +33,13 @@ async fn a_stop_at_the_dead_letter_limit_is_accepted_only_with_leave_and_a_reaso
     let gate = Gate::new("billing", Key::json(["order_id"]), store.clone());
     gate.open().await.expect("the store answers");
     let url = format!("sqlite:{}", file.display());
-    let fixed = ["accept-dead-letters", "--store", &url, "--scope", "billing"];
     let environment = [
         ("ONCEGATE_JOURNAL", journal.to_str().expect("text")),
         ("ONCEGATE_OPERATOR", "ada"),
     ];
-    let accept =
-        async |more: &[&str]| oncegate_with(&[&fixed[..], more].concat(), &environment, b"").await;
+    let accept = async |more: &[&str]| {
+        oncegate_with(&[&ACCEPT[..], &[&url], more].concat(), &environment, b"").await
+    };
     accept(&["--yes", "--why", "x"])
         .await
         .ended(1)

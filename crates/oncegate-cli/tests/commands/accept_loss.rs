@@ -1,4 +1,4 @@
-//! `oncegate accept-loss`.
+//! `oncegate accept loss`.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ async fn a_halted_scope_goes_on_only_with_leave_and_a_reason() {
     let gate = Gate::new("billing", Key::json(["order_id"]), store.clone());
     gate.open().await.expect("the store answers");
     let url = format!("sqlite:{}", file.display());
-    let fixed = ["accept-loss", "--store", &url, "--scope", "billing"];
+    let fixed = ["accept", "loss", "--store", &url, "--scope", "billing"];
     let environment = [
         ("ONCEGATE_JOURNAL", journal.to_str().expect("text")),
         ("ONCEGATE_OPERATOR", "ada"),
@@ -62,7 +62,7 @@ async fn a_halted_scope_goes_on_only_with_leave_and_a_reason() {
     let order = order();
     let refused = until_refused(&gate, &order).await;
     assert!(
-        refused.contains("oncegate accept-loss --scope billing"),
+        refused.contains("oncegate accept loss --scope billing"),
         "{refused}"
     );
 
@@ -111,7 +111,8 @@ async fn a_halted_scope_goes_on_only_with_leave_and_a_reason() {
 async fn a_store_that_cannot_be_reached_is_said_so() {
     let answer = oncegate(
         &[
-            "accept-loss",
+            "accept",
+            "loss",
             "--store",
             "redis://127.0.0.1:1",
             "--scope",

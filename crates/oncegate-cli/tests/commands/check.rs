@@ -1,6 +1,4 @@
-//! `oncegate check` and `oncegate schema`, and the documentation of the settings.
-
-mod online;
+//! `oncegate check`, the schemas of `oncegate generate`, and the documentation of the settings.
 
 use std::path::{Path, PathBuf};
 
@@ -26,12 +24,12 @@ fn documented() -> String {
     example.expect("an example in TOML").to_owned()
 }
 
-struct File {
+pub(super) struct File {
     _dir: tempfile::TempDir,
-    path: String,
+    pub(super) path: String,
 }
 
-fn file(text: &str) -> File {
+pub(super) fn file(text: &str) -> File {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("oncegate.toml");
     std::fs::write(&path, text).unwrap();
@@ -51,13 +49,18 @@ async fn the_names_that_share_a_route_are_shown() {
         ))
     };
     let two = "[\"orders\", \"eu.orders\"]";
-    let shown = oncegate(&["check", &of(two, "route = \"orders\"").path], b"").await;
+    let shown = oncegate(
+        &["check", "--config", &of(two, "route = \"orders\"").path],
+        b"",
+    )
+    .await;
     shown.ended(0);
     let line = "billing: messages of orders, eu.orders have the keys of the route orders";
     assert!(shown.out.contains(line), "{}", shown.out);
     let json = oncegate(
         &[
             "check",
+            "--config",
             &of(two, "route = { \"eu.orders\" = \"orders\" }").path,
             "--json",
         ],
@@ -66,7 +69,7 @@ async fn the_names_that_share_a_route_are_shown() {
     .await;
     let expected = serde_json::json!([{"consumer": "billing", "route": "orders", "names": ["orders", "eu.orders"]}]);
     assert_eq!(json.ended(0).json()["routes"], expected);
-    let none = oncegate(&["check", &of(two, "").path, "--json"], b"")
+    let none = oncegate(&["check", "--config", &of(two, "").path, "--json"], b"")
         .await
         .ended(0)
         .json();
@@ -75,6 +78,7 @@ async fn the_names_that_share_a_route_are_shown() {
     let stranger = oncegate(
         &[
             "check",
+            "--config",
             &of(two, "route = { \"us.orders\" = \"orders\" }").path,
         ],
         b"",
@@ -93,7 +97,7 @@ async fn the_names_that_share_a_route_are_shown() {
         ("route = \"\"", "route"),
         ("route = { a = 1 }", "it must be a route"),
     ] {
-        let refused = oncegate(&["check", &of(two, route).path], b"").await;
+        let refused = oncegate(&["check", "--config", &of(two, route).path], b"").await;
         assert!(
             refused.ended(1).err.contains(words),
             "{route}: {}",
@@ -102,7 +106,7 @@ async fn the_names_that_share_a_route_are_shown() {
     }
 }
 
-/// A file may be checked on another machine; --online is for the one that runs it.
+/// A file may be checked on another machine; `doctor` is for the one that runs it.
 #[tokio::test]
 async fn a_worker_that_is_not_there_is_named() {
     let of = |handler: &str| {
@@ -122,22 +126,22 @@ async fn a_worker_that_is_not_there_is_named() {
         ),
     ] {
         let file = of(handler);
-        let warned = oncegate(&["check", &file.path], b"").await;
+        let warned = oncegate(&["check", "--config", &file.path], b"").await;
         assert!(warned.ended(0).err.contains(named), "{}", warned.err);
         assert!(
             warned.err.contains("handler.") && warned.err.contains("warning"),
             "{}",
             warned.err
         );
-        let refused = oncegate(&["check", &file.path, "--online"], b"").await;
-        assert!(refused.ended(1).err.contains(named), "{}", refused.err);
+        let refused = oncegate(&["doctor", "--config", &file.path], b"").await;
+        assert!(refused.ended(1).out.contains(named), "{}", refused.out);
     }
 }
 
 #[tokio::test]
 async fn the_documented_examples_are_fine_and_fit_the_schema() {
     let example = file(&documented());
-    let answer = oncegate(&["check", &example.path, "--strict"], b"").await;
+    let answer = oncegate(&["check", "--config", &example.path, "--strict"], b"").await;
     assert_eq!(
         (
             answer.ended(0).err.as_str(),
@@ -150,9 +154,12 @@ async fn the_documented_examples_are_fine_and_fit_the_schema() {
         serde_json::from_str(&read(&docs("oncegate.schema.json"))).unwrap();
     let schema = jsonschema::validator_for(&schema).expect("it is a schema");
     let workers = docs("../examples/workers/oncegate.toml");
-    oncegate(&["check", workers.to_str().unwrap(), "--strict"], b"")
-        .await
-        .ended(0);
+    oncegate(
+        &["check", "--config", workers.to_str().unwrap(), "--strict"],
+        b"",
+    )
+    .await
+    .ended(0);
     for text in [documented(), read(&workers)] {
         let instance: serde_json::Value = toml::from_str(&text).unwrap();
         let errors: Vec<String> = schema
@@ -173,21 +180,21 @@ async fn the_documented_examples_are_fine_and_fit_the_schema() {
 
 #[tokio::test]
 async fn the_committed_schema_and_table_are_those_of_the_code() {
-    let schema = oncegate(&["schema", "config"], b"").await;
-    let hint = "run `oncegate schema config > docs/oncegate.schema.json`";
+    let schema = oncegate(&["generate", "schema", "config"], b"").await;
+    let hint = "run `oncegate generate schema config > docs/oncegate.schema.json`";
     assert_eq!(
         read(&docs("oncegate.schema.json")),
         schema.ended(0).out,
         "{hint}"
     );
-    let prove = oncegate(&["schema", "prove"], b"").await;
-    let hint = "run `oncegate schema prove > docs/prove.schema.json`";
+    let prove = oncegate(&["generate", "schema", "prove"], b"").await;
+    let hint = "run `oncegate generate schema prove > docs/prove.schema.json`";
     assert_eq!(
         read(&docs("prove.schema.json")),
         prove.ended(0).out,
         "{hint}"
     );
-    let table = oncegate(&["schema", "settings"], b"").await;
+    let table = oncegate(&["generate", "settings"], b"").await;
     let text = read(&docs("CONFIGURATION.md"));
     let documented = text
         .split("<!-- settings -->\n")
@@ -196,7 +203,7 @@ async fn the_committed_schema_and_table_are_those_of_the_code() {
     assert_eq!(
         documented,
         Some(table.ended(0).out.as_str()),
-        "put the output of `oncegate schema settings` there"
+        "put the output of `oncegate generate settings` there"
     );
 }
 
@@ -207,14 +214,14 @@ async fn mistakes_are_shown_with_their_lines_and_counted() {
             .replace("lease = \"30s\"", "leese = 30")
             .replace("\"7d\"", "7"),
     );
-    let answer = oncegate(&["check", &wrong.path], b"").await;
+    let answer = oncegate(&["check", "--config", &wrong.path], b"").await;
     answer.ended(1).says("did you mean `lease`?").says("^^^^^");
     assert!(
         answer.out.contains("has 2 errors and 0 warnings"),
         "{}",
         answer.out
     );
-    let document = oncegate(&["check", &wrong.path, "--json"], b"")
+    let document = oncegate(&["check", "--config", &wrong.path, "--json"], b"")
         .await
         .ended(1)
         .json();
@@ -230,7 +237,7 @@ async fn mistakes_are_shown_with_their_lines_and_counted() {
         .collect();
     assert_eq!(lines, [Some(9), Some(10)]);
     assert_eq!(document["findings"][0]["path"], "defaults.leese");
-    oncegate(&["check", "/no/such/file.toml"], b"")
+    oncegate(&["check", "--config", "/no/such/file.toml"], b"")
         .await
         .ended(78)
         .says("/no/such/file.toml");
@@ -240,7 +247,12 @@ async fn mistakes_are_shown_with_their_lines_and_counted() {
 async fn every_value_is_explained_with_its_origin() {
     let example = file(&documented());
     let environment = [("ONCEGATE_CONSUMER__BILLING__LEASE", "60s")];
-    let answer = oncegate_with(&["check", &example.path, "--explain"], &environment, b"").await;
+    let answer = oncegate_with(
+        &["check", "--config", &example.path, "--explain"],
+        &environment,
+        b"",
+    )
+    .await;
     let lease = answer.ended(0).line("consumer.billing.lease");
     assert_eq!(
         lease,
@@ -267,7 +279,7 @@ async fn a_secret_that_stands_there_is_never_shown() {
         (&["--json", "--explain"], 0),
     ] {
         let answer = oncegate(
-            &[&["check", literal.path.as_str()], arguments].concat(),
+            &[&["check", "--config", literal.path.as_str()], arguments].concat(),
             b"",
         )
         .await;

@@ -1,5 +1,7 @@
 //! Commands that take from a configuration what no flag says.
 
+mod folder;
+
 use std::path::Path;
 
 use oncegate::core::store::Store as _;
@@ -429,7 +431,7 @@ async fn doctor_examines_the_consumers_of_a_configuration() {
         "{away:?}"
     );
 
-    // The descriptor of a scope is compared as by `check --online`.
+    // The descriptor of a scope is compared, too.
     open_with_another_key(&server).await;
     assert!(says(
         &doctor(&[]).await,

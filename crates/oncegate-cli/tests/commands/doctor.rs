@@ -1,5 +1,6 @@
 //! `oncegate doctor`, on real servers that are set well and badly.
 
+mod consumers;
 mod queues;
 
 use oncegate::core::store::Store as _;
@@ -203,8 +204,8 @@ async fn until_rights_are_heeded(config: &str, topic: &str) -> Answer {
         "the rights to be heeded",
         std::time::Duration::from_secs(60),
         async || {
-            let answer = oncegate_with(&["check", config, "--online", "--json"], &[], b"").await;
-            let found = answer.json()["online"]["findings"].to_string();
+            let answer = oncegate_with(&["doctor", "--config", config, "--json"], &[], b"").await;
+            let found = answer.json()["findings"].to_string();
             if found.contains(&format!("READ --topic {topic}")) {
                 Ok(answer)
             } else {
@@ -259,7 +260,7 @@ source = {{ kafka = {{ brokers = ["{}"], topics = ["{topic}", "{hidden}"], prope
     let config = config.display().to_string();
     let answer = until_rights_are_heeded(&config, &topic).await;
     let json = answer.ended(1).json();
-    let all: Vec<String> = json["online"]["findings"]
+    let all: Vec<String> = json["findings"]
         .as_array()
         .unwrap()
         .iter()

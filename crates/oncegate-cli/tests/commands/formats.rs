@@ -121,7 +121,7 @@ async fn a_topic_with_a_registry_runs_and_would_not_run_again() {
     let format = format!("registry = \"{}\"", registry.url());
     let config = configuration(dir.path(), &format, kafka.bootstrap(), &topic);
     let config = config.to_str().unwrap();
-    oncegate(&["check", config], b"").await.ended(0);
+    oncegate(&["check", "--config", config], b"").await.ended(0);
 
     let running = start(config, dir.path());
     let effects = dir.path().join("effects");
@@ -284,7 +284,7 @@ async fn workers_get_documents_where_that_is_set() {
         &command.replace('"', "\\\""),
     );
     let config = config.to_str().unwrap();
-    oncegate(&["check", config], b"").await.ended(0);
+    oncegate(&["check", "--config", config], b"").await.ended(0);
 
     let running = start(config, dir.path());
     let effects = dir.path().join("effects");
@@ -340,7 +340,7 @@ async fn a_format_that_cannot_be_used_is_refused_by_check() {
         ("encoding = \"brotli\"", "brotli"),
     ] {
         let config = configuration(dir.path(), format, "localhost:9092", "orders");
-        oncegate(&["check", config.to_str().unwrap()], b"")
+        oncegate(&["check", "--config", config.to_str().unwrap()], b"")
             .await
             .ended(1)
             .says(what);
@@ -348,7 +348,7 @@ async fn a_format_that_cannot_be_used_is_refused_by_check() {
 }
 
 #[tokio::test]
-async fn online_the_registry_of_a_format_is_asked() {
+async fn doctor_asks_the_registry_of_a_format() {
     let kafka = Kafka::shared().await;
     let topic = kafka.new_topic("formats", 1).await;
     kafka.create_topic(&format!("{topic}-dead"), 1).await;
@@ -369,14 +369,14 @@ async fn online_the_registry_of_a_format_is_asked() {
     ] {
         let format = format!("registry = \"{url}\"");
         let config = configuration(dir.path(), &format, kafka.bootstrap(), &topic);
-        let online = [
-            "check",
+        let doctor = [
+            "doctor",
+            "--config",
             config.to_str().unwrap(),
-            "--online",
             "--timeout",
             "50s",
         ];
-        let answer = oncegate(&online, b"").await;
+        let answer = oncegate(&doctor, b"").await;
         assert!(answer.out.contains(what), "{what}: {answer:?}");
         assert_eq!(answer.code == Some(69), what != "it answers", "{answer:?}");
     }

@@ -86,7 +86,7 @@ async fn runs(language: &str) {
     assert!(answer.ended(0).out.contains(PROVE), "{answer:?}");
     let folder = dir.path().join("billing");
     build(language, &folder);
-    within(&folder, &["check", "oncegate.toml"], None)
+    within(&folder, &["check"], None)
         .await
         .ended(0)
         .line("oncegate.toml is fine.");
@@ -309,11 +309,11 @@ async fn every_source_gets_a_configuration_without_errors() {
         let (dir, answer) = initialised(&[&["--language", "python"], flags].concat()).await;
         assert!(answer.ended(0).out.contains("next:"), "{answer:?}");
         let folder = dir.path().join("billing");
-        within(&folder, &["check", "oncegate.toml"], None)
+        within(&folder, &["check"], None)
             .await
             .ended(0)
             .line("oncegate.toml is fine.");
-        let explained = within(&folder, &["check", "oncegate.toml", "--explain"], None).await;
+        let explained = within(&folder, &["check", "--explain"], None).await;
         for needle in needles {
             assert!(
                 explained.out.contains(needle),

@@ -159,7 +159,7 @@ async fn a_key_may_be_json_with_a_tenant_and_with_normalisers() {
     );
 
     for command in [
-        "key", "run", "replay", "peek", "estimate", "inspect", "reset", "prove",
+        "key", "run", "replay", "estimate", "inspect", "reset", "prove",
     ] {
         let help = oncegate(&[command, "--help"], b"").await;
         for form in ["timestamp-seconds", r#""tenant":{"header":"x-tenant"}"#] {

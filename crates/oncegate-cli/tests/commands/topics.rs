@@ -1,5 +1,7 @@
 //! `oncegate topics create` against a real broker.
 
+use std::path::Path;
+
 use oncegate_testkit::{
     Certificates, Kafka, RabbitMq, SecuredKafka, TokenFlaw, TokenServer, unique,
 };
@@ -20,6 +22,12 @@ fn token_properties(certificates: &Certificates, tokens: &TokenServer) -> String
         TokenServer::SECRET,
     )
     .replace('\n', " ")
+}
+
+async fn create_from(config: &Path, flags: &[&str]) -> Answer {
+    let config = config.to_str().unwrap();
+    let create = ["topics", "create", "--config", config];
+    oncegate(&[&create[..], flags].concat(), b"").await
 }
 
 /// A configuration that names three topics, of which none exists.
@@ -60,11 +68,7 @@ dead_letters = {{ kafka = "{source}.dead" }}
 
     async fn create(&self, flags: &[&str]) -> Answer {
         let path = self.dir.path().join("oncegate.toml");
-        oncegate(
-            &[&["topics", "create", path.to_str().unwrap()], flags].concat(),
-            b"",
-        )
-        .await
+        create_from(&path, flags).await
     }
 
     /// The topics with their roles, states and partitions.
@@ -136,14 +140,13 @@ async fn the_missing_topics_are_shown_created_on_request_and_left_alone_then() {
     );
 }
 
-/// Runs `oncegate check --online`, which finds a dead-letter topic that is too small for its
-/// messages.
+/// Runs `oncegate doctor`, which finds a dead-letter topic that is too small for its messages.
 #[tokio::test]
 async fn created_topics_take_dead_letters_of_the_largest_messages() {
     let named = Named::new().await;
     named.create(&["--yes"]).await.ended(0);
     let path = named.dir.path().join("oncegate.toml");
-    let checked = oncegate(&["check", path.to_str().unwrap(), "--online"], b"").await;
+    let checked = oncegate(&["doctor", "--config", path.to_str().unwrap()], b"").await;
     assert!(
         !checked.out.contains("max.message.bytes"),
         "{}",
@@ -221,7 +224,7 @@ async fn a_configuration_without_topics_or_without_a_broker_is_told() {
     .await
     .ended(0);
     let path = folder.join("oncegate.toml");
-    let answer = oncegate(&["topics", "create", path.to_str().unwrap()], b"").await;
+    let answer = create_from(&path, &[]).await;
     answer.ended(78).says("names no topic");
 }
 
@@ -246,13 +249,7 @@ dead_letters = {{ amqp = "{queue}.dead" }}
     };
     let path = dir.path().join("oncegate.toml");
     std::fs::write(&path, consumer("guest")).unwrap();
-    let create = async |flags: &[&str]| {
-        oncegate(
-            &[&["topics", "create", path.to_str().unwrap()], flags].concat(),
-            b"",
-        )
-        .await
-    };
+    let create = async |flags: &[&str]| create_from(&path, flags).await;
     let line = create(&["--dry-run"])
         .await
         .ended(1)

@@ -44,7 +44,7 @@ async fn a_process_that_stopped_at_its_dead_letter_limit_buries_nothing_when_it_
     };
     assert_eq!(stops().await, IN_A_ROW, "{}", stage.log());
     assert!(
-        stage.log().contains("oncegate accept-dead-letters"),
+        stage.log().contains("oncegate accept dead-letters"),
         "{}",
         stage.log()
     );
@@ -54,7 +54,8 @@ async fn a_process_that_stopped_at_its_dead_letter_limit_buries_nothing_when_it_
 
     let mut accept = Command::new(env!("CARGO_BIN_EXE_oncegate"));
     accept.args([
-        "accept-dead-letters",
+        "accept",
+        "dead-letters",
         "--store",
         stage.redis.url(),
         "--scope",

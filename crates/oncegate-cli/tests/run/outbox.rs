@@ -152,7 +152,7 @@ async fn a_configuration_may_have_outboxes_alone() {
     let config = config.display().to_string();
     let mut check = process::bound_to_parent(program(), "KILL");
     let checked = check
-        .args(["check", "--explain", &config])
+        .args(["check", "--explain", "--config", &config])
         .output()
         .unwrap();
     let explained = String::from_utf8_lossy(&checked.stdout).into_owned();

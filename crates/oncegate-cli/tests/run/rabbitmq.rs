@@ -108,16 +108,20 @@ dead_letters = {{ amqp = {dead:?} }}
     }
 
     /// The configuration is checked alone, with this text in place of that.
-    fn checked(&self, from: &str, to: &str, flags: &[&str]) -> Answer {
+    fn checked(&self, from: &str, to: &str) -> Answer {
+        self.altered("check", from, to)
+    }
+
+    /// Runs a command with the configuration, with this text in place of that.
+    fn altered(&self, verb: &str, from: &str, to: &str) -> Answer {
         let text = self.read("oncegate.toml");
         assert!(text.contains(from), "{from:?} is not in {text}");
         let file = self.path("other.toml");
         std::fs::write(&file, text.replace(from, to)).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
         command
-            .arg("check")
+            .args([verb, "--config"])
             .arg(&file)
-            .args(flags)
             .env("RABBIT_PASSWORD", "guest");
         Answer(command.output().unwrap())
     }
@@ -231,30 +235,30 @@ async fn what_is_wrong_with_a_queue_of_rabbitmq_is_said_by_check() {
     let queue = stage.queue.name();
     let dead = stage.dead.name();
     let letters = format!("amqp = {dead:?}");
-    stage.checked(queue, queue, &[]).ended(0);
+    stage.checked(queue, queue).ended(0);
     stage
-        .checked("guest@", "guest:guest@", &[])
+        .checked("guest@", "guest:guest@")
         .ended(1)
         .says("the URL contains a password as well");
     stage
-        .checked("amqp://guest", "http://guest", &[])
+        .checked("amqp://guest", "http://guest")
         .ended(1)
         .says("amqp://user:password@host");
     stage
-        .checked(&letters, "kafka = \"dead\"", &[])
+        .checked(&letters, "kafka = \"dead\"")
         .ended(1)
         .says("a queue of the same broker");
     stage
-        .checked(&letters, &format!("amqp = {queue:?}"), &[])
+        .checked(&letters, &format!("amqp = {queue:?}"))
         .ended(1)
         .says("every letter would come back");
     stage
-        .checked("management", "tls_key = \"k\", management", &[])
+        .checked("management", "tls_key = \"k\", management")
         .ended(1)
         .says("belong together");
-    let online = stage.checked(queue, queue, &["--online"]);
-    assert!(online.text().contains(queue), "{}", online.text());
-    let absent = stage.checked(queue, "nowhere", &["--online"]);
+    let examined = stage.altered("doctor", queue, queue);
+    assert!(examined.text().contains(queue), "{}", examined.text());
+    let absent = stage.altered("doctor", queue, "nowhere");
     assert_ne!(absent.0.status.code(), Some(0));
     absent.says("nowhere");
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use oncegate_testkit::{HttpClient, LoopbackPort, Sent, until};
+use tokio::process::Command;
 
 use super::raw::{Answer, RawWorker};
 use super::{LIMIT, Stage};
@@ -133,6 +134,15 @@ async fn the_status_page_tells_when_messages_are_consumed() {
     })
     .await;
     is("/readyz", 200).await;
+    let mut status = Command::new(env!("CARGO_BIN_EXE_oncegate"));
+    status.args(["status", "--url", &format!("http://{listen}")]);
+    let shown = status.output().await.unwrap();
+    let text = String::from_utf8_lossy(&shown.stdout);
+    assert!(shown.status.success(), "{shown:?}");
+    assert!(
+        text.contains("healthy") || text.contains("degraded"),
+        "{text}"
+    );
     stage.until_consumed(&running.group).await;
     running.stop().await;
 }

@@ -163,7 +163,7 @@ impl Consumer {
     /// The stop is kept in the store of the gate, so a restart does not forget it: the next process
     /// stops again at the first message that it would have to give up. It is over when a message
     /// succeeds (for a share: when the share is lower), under a higher limit, or when an operator
-    /// accepts it: `oncegate accept-dead-letters`, or
+    /// accepts it: `oncegate accept dead-letters`, or
     /// `oncegate::admin::accept_dead_letters`.
     pub fn dead_letter_limit(mut self, limit: DeadLetterLimit) -> Self {
         self.dead_letter_limit = limit;

@@ -57,7 +57,7 @@ pub enum ConsumerError {
     /// [`dead_letter_limit`](super::Consumer::dead_letter_limit).
     #[error(
         "{what}, the last one because: {last_reason}. Mend that; or raise `dead_letter_limit`, or let as many be given up \
-         again with `oncegate accept-dead-letters`: until a message succeeds, a restart stops at the next one"
+         again with `oncegate accept dead-letters`: until a message succeeds, a restart stops at the next one"
     )]
     TooManyDeadLetters {
         /// The limit that is reached, with the number.

@@ -45,7 +45,7 @@ const MAX_QUESTIONS: u32 = 8;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnStoreLoss {
-    /// Refuse every claim of the scope, in every process, until `oncegate accept-loss` (or
+    /// Refuse every claim of the scope, in every process, until `oncegate accept loss` (or
     /// `oncegate::admin::accept_loss`) permits the messages to run again. Running
     /// handlers may end, and their outcomes are recorded. The default.
     #[default]
@@ -416,7 +416,7 @@ impl LossWatch {
                 tracing::error!(
                     scope = self.scope.as_str(),
                     reason = halt.reason,
-                    "the scope is halted because the store has lost records; no message runs until `oncegate accept-loss`"
+                    "the scope is halted because the store has lost records; no message runs until `oncegate accept loss`"
                 );
             }
         } else {

@@ -22,10 +22,6 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(15);
 /// is recorded without its result.
 const PUT_PATIENCE: Duration = Duration::from_secs(30);
 
-/// The time beyond the retention for which a sweep keeps objects: a result is stored before its
-/// record is completed, and the completion may have to wait for the end of an outage.
-const SWEEP_MARGIN: Duration = Duration::from_secs(2 * 86_400);
-
 /// A result in the form that a record will hold.
 pub(crate) struct Storable {
     pub(crate) stored: Bytes,
@@ -58,6 +54,11 @@ impl Unfetched {
 }
 
 impl Gate {
+    /// The time beyond the retention for which a sweep keeps large results, two days: a result is
+    /// stored before its record is completed, and the completion may have to wait for the end of an
+    /// outage.
+    pub const SWEEP_MARGIN: Duration = Duration::from_secs(2 * 86_400);
+
     /// Deletes the large results of this scope whose records are over: those older than the
     /// retention and two days.
     ///
@@ -80,7 +81,7 @@ impl Gate {
                 what,
             });
         };
-        let older_than = gate.settings.retention + SWEEP_MARGIN;
+        let older_than = gate.settings.retention + Self::SWEEP_MARGIN;
         Ok(results
             .sweep(&gate.scope, older_than, Sweep::Delete)
             .await?)

@@ -80,7 +80,7 @@ fn other_processes_change_it() -> StoreError {
 pub(super) fn halted(scope: &Scope, reason: &str) -> Arc<str> {
     format!(
         "scope `{scope}` is halted because the store has lost records ({reason}): find out what would run again with \
-         `oncegate replay`, then let it go on with `oncegate accept-loss --scope {scope}`; \
+         `oncegate replay`, then let it go on with `oncegate accept loss --scope {scope}`; \
          on_store_loss = \"continue\" goes on by itself"
     )
     .into()

@@ -10,7 +10,7 @@ use crate::defect::Defect;
 use crate::fault::Fault;
 
 /// Returns the JSON schema (draft 2020-12) of the document that [`json`](super::json) makes;
-/// `oncegate schema prove` prints it. Later releases may add members, defects, faults and events
+/// `oncegate generate schema prove` prints it. Later releases may add members, defects, faults and events
 /// under the same name, and remove none.
 pub fn schema() -> Value {
     json!({

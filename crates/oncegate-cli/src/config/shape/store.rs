@@ -45,7 +45,7 @@ pub(crate) struct Store {
     #[schemars(extend("default" = false))]
     pub(crate) allow_evicting_policy: Option<bool>,
     /// Accept a Redis without a replica: if its disk is lost, so are the records. Otherwise that is
-    /// a warning, and a finding of `check --online`.
+    /// a warning, and a finding of `oncegate doctor`.
     #[schemars(extend("default" = false))]
     pub(crate) allow_no_replica: Option<bool>,
     /// Accept a PostgreSQL with `synchronous_commit = off`: a crash of the server takes back the

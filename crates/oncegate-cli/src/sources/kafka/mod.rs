@@ -19,8 +19,8 @@ use self::topology::Cluster;
 pub(crate) use self::topology::{LETTER_BYTES, Topics};
 use super::topology::{Topology, Wanted};
 use super::{
-    ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, NextCommands, SourceFinding,
-    SourceSettings, Template, quoted, sqs,
+    ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, SourceFinding, SourceSettings,
+    Template, next, quoted, sqs,
 };
 use crate::config::defaults::time;
 use crate::config::values::{Names, Property, Secret, Time};
@@ -53,7 +53,7 @@ pub(super) struct InitTopics {
 
 impl InitTopics {
     /// Returns what `init` writes.
-    pub(super) fn template(&self, commands: &NextCommands<'_>) -> Template {
+    pub(super) fn template(&self) -> Template {
         let brokers: Vec<String> = self
             .brokers
             .split(',')
@@ -68,7 +68,7 @@ impl InitTopics {
             dead_letters: format!("{{ kafka = {} }}", quoted(&format!("{}.dead", self.topic))),
             about: "The consumer group has the consumer's name, unless `group` sets another one.",
             store: "redis://localhost:6379",
-            next: [commands.check, commands.create_topics, commands.run]
+            next: [next::CHECK, next::CREATE_TOPICS, next::RUN]
                 .map(str::to_owned)
                 .into(),
         }

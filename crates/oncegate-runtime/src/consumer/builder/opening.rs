@@ -173,7 +173,7 @@ fn stop_before(gate: &OpenGate) -> Option<DeadLetterStop> {
         scope = gate.scope(),
         stop.what,
         "a consumer has stopped at its dead-letter limit: until a message succeeds, this one stops at the first message \
-         that it would have to give up; `oncegate accept-dead-letters` lets as many be given up again"
+         that it would have to give up; `oncegate accept dead-letters` lets as many be given up again"
     );
     Some(stop)
 }

@@ -1,32 +1,14 @@
-//! `oncegate accept-loss`: resumes a scope that was halted because its store has lost records.
+//! A halt of a scope because its store has lost records (`oncegate accept loss`).
 
 use oncegate::admin::{self, AcceptedLoss};
 use oncegate::core::key::Scope;
 use oncegate::core::store::{Halt, Store, StoreError};
 
-use crate::accept::{self, AcceptArgs, Accepted, Obstacle, Words};
-use crate::exit::{Exit, Problem};
-
-/// Resume a scope that is halted because its store has lost records
-///
-/// Messages whose records are lost run again when they are delivered again; `oncegate replay` shows
-/// which ones. The command first prints why the scope is halted. Every process of the scope resumes
-/// within seconds, without a restart.
-///
-/// Exit code 1: the scope is not halted, or was halted again meanwhile; nothing was changed.
-#[derive(Debug, clap::Args)]
-pub(crate) struct AcceptLossArgs {
-    #[command(flatten)]
-    args: AcceptArgs,
-}
-
-pub(crate) async fn run(args: &AcceptLossArgs) -> Result<Exit, Problem> {
-    accept::run::<Halt>(&args.args).await
-}
+use super::{Accepted, Obstacle, Words};
 
 impl Obstacle for Halt {
     const WORDS: Words = Words {
-        schema: "oncegate.accept-loss/1",
+        schema: "oncegate.accept.loss/1",
         question: "messages whose records are lost will run again: accept the loss?",
         change: "accept the loss",
         event: "accept_loss",

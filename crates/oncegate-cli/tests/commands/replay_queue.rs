@@ -1,4 +1,4 @@
-//! `oncegate peek`, on a real queue and a real store.
+//! `oncegate replay --queue`, on a real queue and a real store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +29,8 @@ impl Done {
     async fn new() -> Self {
         let sqs = Sqs::shared().await;
         let redis = Redis::shared().await;
-        let queue = sqs.new_queue("peek").await;
-        let scope = unique("peek");
+        let queue = sqs.new_queue("looked-into").await;
+        let scope = unique("looked-into");
         let done = Self {
             sqs,
             redis,
@@ -55,9 +55,9 @@ impl Done {
         done
     }
 
-    async fn peek(&self, more: &[&str]) -> Answer {
+    async fn look(&self, more: &[&str]) -> Answer {
         let known = [
-            "peek",
+            "replay",
             "--queue",
             self.queue.url(),
             "--store",
@@ -78,7 +78,7 @@ impl Done {
 async fn a_look_into_a_queue_counts_and_gives_everything_back() {
     let done = Done::new().await;
     done.queue.send((0..20).map(order)).await;
-    let answer = done.peek(&["--use-up-a-receive"]).await;
+    let answer = done.look(&["--use-up-a-receive"]).await;
     answer.ended(0);
     let json = answer.json();
     assert_eq!(
@@ -97,7 +97,7 @@ async fn a_look_into_a_queue_counts_and_gives_everything_back() {
     );
 
     done.queue.send([order(DONE), "no JSON".to_owned()]).await;
-    let answer = done.peek(&["--use-up-a-receive"]).await;
+    let answer = done.look(&["--use-up-a-receive"]).await;
     answer.ended(1);
     let json = answer.json();
     assert_eq!(
@@ -114,7 +114,7 @@ async fn a_look_into_a_queue_counts_and_gives_everything_back() {
 async fn a_part_of_a_queue_is_no_proof() {
     let done = Done::new().await;
     done.queue.send((0..20).map(order)).await;
-    let answer = done.peek(&["--use-up-a-receive", "--most", "5"]).await;
+    let answer = done.look(&["--use-up-a-receive", "--most", "5"]).await;
     answer.ended(1);
     assert_eq!(
         (&answer.json()["messages"], &answer.json()["complete"]),
@@ -130,10 +130,10 @@ async fn a_part_of_a_queue_is_no_proof() {
 async fn the_messages_may_belong_to_another_route() {
     let done = Done::new().await;
     done.queue.send([order(1)]).await;
-    done.peek(&["--use-up-a-receive", "--route", "another"])
+    done.look(&["--use-up-a-receive", "--route", "another"])
         .await
         .ended(1);
-    done.peek(&["--use-up-a-receive", "--route", done.queue.name()])
+    done.look(&["--use-up-a-receive", "--route", done.queue.name()])
         .await
         .ended(0);
 }
@@ -142,11 +142,11 @@ async fn the_messages_may_belong_to_another_route() {
 async fn nothing_is_received_without_leave() {
     let done = Done::new().await;
     done.queue.send([order(1)]).await;
-    done.peek(&[]).await.ended(2).says("--use-up-a-receive");
+    done.look(&[]).await.ended(2).says("--use-up-a-receive");
     let depth = done.queue.depth().await;
     assert_eq!((depth.visible, depth.in_flight), (1, 0));
     let fifo = [
-        "peek",
+        "replay",
         "--queue",
         "orders.fifo",
         "--use-up-a-receive",
@@ -164,8 +164,8 @@ async fn nothing_is_received_without_leave() {
 async fn a_look_into_a_queue_of_rabbitmq_gives_everything_back_in_order() {
     let rabbit = RabbitMq::shared().await;
     let redis = Redis::shared().await;
-    let queue = rabbit.new_queue("peek", QueueKind::Quorum).await;
-    let scope = unique("peek");
+    let queue = rabbit.new_queue("looked-into", QueueKind::Quorum).await;
+    let scope = unique("looked-into");
     queue.send((0..DONE).map(order)).await;
     let store = RedisStore::connect(redis.url()).await.expect("connects");
     let gate = Gate::new(scope.as_str(), Key::json(["order_id"]), store);
@@ -181,7 +181,7 @@ async fn a_look_into_a_queue_of_rabbitmq_gives_everything_back_in_order() {
     let ids = [3, 7, 1_000, 5];
     queue.send(ids.map(order)).await;
     let known = [
-        "peek",
+        "replay",
         "--queue",
         queue.name(),
         "--store",
@@ -192,7 +192,7 @@ async fn a_look_into_a_queue_of_rabbitmq_gives_everything_back_in_order() {
         "order_id",
     ];
     let url = rabbit.uri();
-    let peek = async |more: &[&str]| {
+    let look = async |more: &[&str]| {
         oncegate_with(
             &[&known[..], more].concat(),
             &[("ONCEGATE_AMQP_URL", &url)],
@@ -200,9 +200,9 @@ async fn a_look_into_a_queue_of_rabbitmq_gives_everything_back_in_order() {
         )
         .await
     };
-    peek(&[]).await.ended(2).says("delivery limit");
+    look(&[]).await.ended(2).says("delivery limit");
     for _ in 0..2 {
-        let json = peek(&["--use-up-a-receive", "--json"])
+        let json = look(&["--use-up-a-receive", "--json"])
             .await
             .ended(1)
             .json();

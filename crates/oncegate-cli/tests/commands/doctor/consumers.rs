@@ -1,4 +1,4 @@
-//! `oncegate check --online`.
+//! `oncegate doctor`, of all consumers of a configuration.
 
 use oncegate::postgres::PostgresStore;
 use oncegate::redis::RedisStore;
@@ -7,8 +7,8 @@ use oncegate_testkit::{
     Certificates, Kafka, LoopbackPort, Moto, PostgresServer, RedisServer, unique,
 };
 
+use super::super::check::file;
 use super::super::{Answer, oncegate, oncegate_with};
-use super::file;
 
 /// A consumer of `topic` on these servers.
 fn consumer(brokers: &str, store: &str, topic: &str, key: &str, more: &str) -> String {
@@ -19,7 +19,7 @@ fn consumer(brokers: &str, store: &str, topic: &str, key: &str, more: &str) -> S
 }
 
 #[tokio::test]
-async fn online_store_and_topics_are_asked_for_each_consumer_and_nothing_is_changed() {
+async fn store_and_topics_are_asked_for_each_consumer_and_nothing_is_changed() {
     let kafka = Kafka::shared().await;
     let server = RedisServer::start().await;
     let topic = kafka.new_topic("orders", 1).await;
@@ -29,13 +29,13 @@ async fn online_store_and_topics_are_asked_for_each_consumer_and_nothing_is_chan
     let retries = format!("retry_topics = {{ \"{later}\" = \"30s\" }}\n");
     let text =
         |url: &str, key: &str| consumer(kafka.bootstrap(), url, &topic, key, &letters) + &retries;
-    let online = async |text: &str| {
+    let doctor = async |text: &str| {
         let file = file(text);
         oncegate(
             &[
-                "check",
+                "doctor",
+                "--config",
                 &file.path,
-                "--online",
                 "--json",
                 "--timeout",
                 "50s",
@@ -46,16 +46,13 @@ async fn online_store_and_topics_are_asked_for_each_consumer_and_nothing_is_chan
     };
     let found = |answer: &Answer, what: &str| -> Vec<String> {
         let document = answer.json();
-        let findings = document["online"]["findings"]
-            .as_array()
-            .expect("a list")
-            .clone();
+        let findings = document["findings"].as_array().expect("a list").clone();
         let of = findings.iter().filter(|finding| finding["what"] == what);
         of.map(|finding| format!("{} {}", finding["consumer"], finding["found"]))
             .collect()
     };
 
-    let answer = online(&text(server.url(), "order_id")).await;
+    let answer = doctor(&text(server.url(), "order_id")).await;
     for absent in [&format!("{topic}-dead"), &later] {
         let found = found(answer.ended(1), absent);
         assert!(
@@ -76,13 +73,13 @@ async fn online_store_and_topics_are_asked_for_each_consumer_and_nothing_is_chan
         .open()
         .await
         .unwrap();
-    let answer = online(&text(server.url(), "order_id")).await;
+    let answer = doctor(&text(server.url(), "order_id")).await;
     assert!(
         found(answer.ended(1), "key")[0].contains("another key specification"),
         "{answer:?}"
     );
 
-    let answer = online(&text("redis://:hunter2@127.0.0.1:1", "order_id")).await;
+    let answer = doctor(&text("redis://:hunter2@127.0.0.1:1", "order_id")).await;
     assert!(!answer.ended(69).out.contains("hunter2"), "{answer:?}");
     assert!(
         !found(&answer, &topic).is_empty(),
@@ -90,13 +87,12 @@ async fn online_store_and_topics_are_asked_for_each_consumer_and_nothing_is_chan
     );
 
     // Mistakes in the file are reported first.
-    let answer = online(&text(server.url(), "order_id").replace("handler", "handlr")).await;
-    assert!(answer.ended(1).json().get("online").is_none(), "{answer:?}");
-    assert!(answer.err.is_empty(), "{answer:?}");
+    let answer = doctor(&text(server.url(), "order_id").replace("handler", "handlr")).await;
+    assert_eq!(answer.ended(78).says("handlr").out, "", "{answer:?}");
 }
 
 #[tokio::test]
-async fn online_one_redis_passes_when_a_missing_replica_is_accepted() {
+async fn one_redis_passes_when_a_missing_replica_is_accepted() {
     let server = RedisServer::start().await;
     let moto = Moto::shared().await;
     let sqs = moto.sqs();
@@ -119,7 +115,7 @@ async fn online_one_redis_passes_when_a_missing_replica_is_accepted() {
     ];
     for (more, code) in [("", 1), ("allow_no_replica = true", 0)] {
         let file = file(&text(more));
-        let arguments = ["check", &file.path, "--online", "--timeout", "50s"];
+        let arguments = ["doctor", "--config", &file.path, "--timeout", "50s"];
         let answer = oncegate_with(&arguments, &credentials, b"").await;
         assert_eq!(
             answer.ended(code).out.contains("allow_no_replica"),
@@ -130,7 +126,7 @@ async fn online_one_redis_passes_when_a_missing_replica_is_accepted() {
 }
 
 #[tokio::test]
-async fn online_an_sqlite_file_that_is_not_there_is_not_made() {
+async fn an_sqlite_file_that_is_not_there_is_not_made() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("once.db");
     let store = format!("sqlite:{}", path.display());
@@ -146,7 +142,7 @@ async fn online_an_sqlite_file_that_is_not_there_is_not_made() {
         ("AWS_SECRET_ACCESS_KEY", "none"),
     ];
     let answer = oncegate_with(
-        &["check", &file.path, "--online", "--timeout", "50s"],
+        &["doctor", "--config", &file.path, "--timeout", "50s"],
         &credentials,
         b"",
     )
@@ -171,9 +167,9 @@ async fn found_of_store(store: &str) -> Vec<String> {
     let consumer = "[consumer.orders]\nkey = \"order_id\"\nhandler = { command = \"true\" }\n";
     let file = file(&format!("version = 1\n[store]\n{store}\n{consumer}{queue}"));
     let arguments = [
-        "check",
+        "doctor",
+        "--config",
         &file.path,
-        "--online",
         "--json",
         "--timeout",
         "50s",
@@ -183,7 +179,7 @@ async fn found_of_store(store: &str) -> Vec<String> {
         ("AWS_SECRET_ACCESS_KEY", "none"),
     ];
     let document = oncegate_with(&arguments, &credentials, b"").await.json();
-    let findings = document["online"]["findings"].as_array().expect("a list");
+    let findings = document["findings"].as_array().expect("a list");
     findings
         .iter()
         .filter(|finding| finding["what"] == "store")
@@ -193,7 +189,7 @@ async fn found_of_store(store: &str) -> Vec<String> {
 
 /// What a library calls a method is called a setting here.
 #[tokio::test]
-async fn online_an_error_of_the_store_names_the_setting_that_mends_it() {
+async fn an_error_of_the_store_names_the_setting_that_mends_it() {
     let certificates = Certificates::for_names("DNS:localhost");
     let port = LoopbackPort::reserve();
     let arguments = certificates.redis_arguments(&port.number().to_string());

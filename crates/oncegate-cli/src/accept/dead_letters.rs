@@ -1,34 +1,14 @@
-//! `oncegate accept-dead-letters`: lets a consumer continue that has stopped at its dead-letter
-//! limit.
+//! The stop of a consumer at its dead-letter limit (`oncegate accept dead-letters`).
 
 use oncegate::admin;
 use oncegate::core::key::Scope;
 use oncegate::core::store::{DeadLetterStop, Store, StoreError};
 
-use crate::accept::{self, AcceptArgs, Accepted, Obstacle, Words};
-use crate::exit::{Exit, Problem};
-
-/// Let a consumer continue that has stopped at its dead-letter limit
-///
-/// The stop outlives restarts: until a message succeeds, each process of the scope stops at the
-/// first message that it would have to give up. This command shows when and why it stopped, and
-/// lets the next process give up as many messages again. It is not needed when the cause is gone,
-/// because the first message that succeeds ends the stop.
-///
-/// Exit code 1: no consumer of the scope has stopped so; nothing was changed.
-#[derive(Debug, clap::Args)]
-pub(crate) struct AcceptDeadLettersArgs {
-    #[command(flatten)]
-    args: AcceptArgs,
-}
-
-pub(crate) async fn run(args: &AcceptDeadLettersArgs) -> Result<Exit, Problem> {
-    accept::run::<DeadLetterStop>(&args.args).await
-}
+use super::{Accepted, Obstacle, Words};
 
 impl Obstacle for DeadLetterStop {
     const WORDS: Words = Words {
-        schema: "oncegate.accept-dead-letters/1",
+        schema: "oncegate.accept.dead-letters/1",
         question: "as many messages may go to the dead letters again: accept that?",
         change: "accept the dead letters",
         event: "accept_dead_letters",

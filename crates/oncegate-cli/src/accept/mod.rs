@@ -1,28 +1,59 @@
-//! The common part of `accept-loss` and `accept-dead-letters`: show what stops a scope, ask, and
-//! let the scope continue.
+//! `oncegate accept`: shows what stops a scope, asks, and lets the scope continue. `loss` and
+//! `dead_letters` are what can stop one.
+
+mod dead_letters;
+mod loss;
 
 use std::future::Future;
 use std::time::{Duration, SystemTime};
 
+use clap::Subcommand;
 use oncegate::core::key::Scope;
-use oncegate::core::store::{Store, StoreError};
+use oncegate::core::store::{DeadLetterStop, Halt, Store, StoreError};
 use oncegate::journal::JournalEntry;
 use serde::ser::{Serialize, SerializeMap as _, Serializer};
 
 use crate::args::{AnswerArgs, within};
 use crate::change::ChangeArgs;
+use crate::config::Loaded;
+use crate::configured::{ConfigArgs, StoreFlag, choose, missing};
 use crate::exit::{Exit, Problem};
 use crate::output;
-use crate::store::StoreArgs;
+
+/// Let a scope continue that has stopped after a loss or at its dead-letter limit
+#[derive(Debug, Subcommand)]
+pub(crate) enum AcceptCommand {
+    /// Resume a scope that is halted because its store has lost records
+    ///
+    /// Messages whose records are lost run again when they are delivered again; `oncegate replay`
+    /// shows which ones. The command first prints why the scope is halted. Every process of the
+    /// scope resumes within seconds, without a restart.
+    ///
+    /// Exit code 1: the scope is not halted, or was halted again meanwhile; nothing was changed.
+    Loss(AcceptArgs),
+
+    /// Let a consumer continue that has stopped at its dead-letter limit
+    ///
+    /// The stop outlives restarts: until a message succeeds, each process of the scope stops at the
+    /// first message that it would have to give up. This command shows when and why it stopped, and
+    /// lets the next process give up as many messages again. It is not needed when the cause is
+    /// gone, because the first message that succeeds ends the stop.
+    ///
+    /// Exit code 1: no consumer of the scope has stopped so; nothing was changed.
+    DeadLetters(AcceptArgs),
+}
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct AcceptArgs {
     #[command(flatten)]
-    store: StoreArgs,
+    config: ConfigArgs,
 
-    /// The scope of the consumer's gate
+    #[command(flatten)]
+    store: StoreFlag,
+
+    /// The scope of the consumer's gate [default: the only consumer of the configuration]
     #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
-    scope: Scope,
+    scope: Option<Scope>,
 
     #[command(flatten)]
     change: ChangeArgs,
@@ -31,8 +62,18 @@ pub(crate) struct AcceptArgs {
     answer: AnswerArgs,
 }
 
+impl AcceptArgs {
+    fn scope(&self, loaded: Option<&Loaded>) -> Result<Scope, Problem> {
+        match (&self.scope, loaded) {
+            (Some(scope), _) => Ok(scope.clone()),
+            (None, Some(loaded)) => Ok(Scope::new(choose(loaded, None)?.0)?),
+            (None, None) => Err(missing("--scope")),
+        }
+    }
+}
+
 /// A condition that stops a scope until an operator accepts it.
-pub(crate) trait Obstacle: Sized + Send + Sync {
+trait Obstacle: Sized + Send + Sync {
     const WORDS: Words;
 
     fn find(
@@ -52,27 +93,27 @@ pub(crate) trait Obstacle: Sized + Send + Sync {
 }
 
 /// The words in which a command speaks of its obstacle.
-pub(crate) struct Words {
+struct Words {
     /// The format of the `--json` document.
-    pub(crate) schema: &'static str,
+    schema: &'static str,
     /// The question to a terminal.
-    pub(crate) question: &'static str,
+    question: &'static str,
     /// The change that needs the confirmation, for the error where there is no terminal.
-    pub(crate) change: &'static str,
+    change: &'static str,
     /// The journal's event.
-    pub(crate) event: &'static str,
+    event: &'static str,
     /// The state of the scope: `halted`. In the document, the name of a flag.
-    pub(crate) state: &'static str,
+    state: &'static str,
     /// The document's name for the time of the stop.
-    pub(crate) since: &'static str,
+    since: &'static str,
     /// The message that it was accepted, before and after the scope.
-    pub(crate) accepted: [&'static str; 2],
+    accepted: [&'static str; 2],
     /// The message that nothing stops the scope, before and after the scope.
-    pub(crate) not_found: [&'static str; 2],
+    not_found: [&'static str; 2],
 }
 
 /// The outcome of accepting an obstacle.
-pub(crate) enum Accepted<T> {
+enum Accepted<T> {
     Yes(T),
     /// The obstacle was gone already.
     Gone,
@@ -80,20 +121,30 @@ pub(crate) enum Accepted<T> {
     Changed(T),
 }
 
-pub(crate) async fn run<T: Obstacle>(args: &AcceptArgs) -> Result<Exit, Problem> {
+pub(crate) async fn run(command: &AcceptCommand) -> Result<Exit, Problem> {
+    match command {
+        AcceptCommand::Loss(args) => accept::<Halt>(args).await,
+        AcceptCommand::DeadLetters(args) => accept::<DeadLetterStop>(args).await,
+    }
+}
+
+async fn accept<T: Obstacle>(args: &AcceptArgs) -> Result<Exit, Problem> {
+    let loaded = args.config.load(args.store.url.is_some())?;
+    let scope = &args.scope(loaded.as_ref())?;
+    let store = args.store.or_of(loaded.as_ref())?;
     let found = async {
-        let store = args.store.open().await?;
-        let found = T::find(&*store, &args.scope).await?;
+        let store = store.open().await?.store;
+        let found = T::find(&*store, scope).await?;
         Ok((store, found))
     };
     let (store, found) = within(args.answer.timeout, found).await?;
     let Some(found) = found else {
-        tell::<T>(args, None, false)?;
+        tell::<T>(args, scope, None, false)?;
         return Ok(Exit::No);
     };
-    show(args, &found)?;
+    show(args, scope, &found)?;
     if args.change.dry_run {
-        tell(args, Some(&found), false)?;
+        tell(args, scope, Some(&found), false)?;
         return Ok(Exit::Yes);
     }
     let Words {
@@ -103,29 +154,29 @@ pub(crate) async fn run<T: Obstacle>(args: &AcceptArgs) -> Result<Exit, Problem>
         ..
     } = T::WORDS;
     let journal = args.change.begin(question, change).await?;
-    journal.note_now(JournalEntry::now(format!("{event}_begins")).key(&args.scope))?;
-    let accept = async { Ok(found.accept(&*store, &args.scope).await?) };
+    journal.note_now(JournalEntry::now(format!("{event}_begins")).key(scope))?;
+    let accept = async { Ok(found.accept(&*store, scope).await?) };
     match within(args.answer.timeout, accept).await? {
         Accepted::Yes(accepted) => {
-            journal.note_now(JournalEntry::now(event).key(&args.scope))?;
-            tell(args, Some(&accepted), true)?;
+            journal.note_now(JournalEntry::now(event).key(scope))?;
+            tell(args, scope, Some(&accepted), true)?;
             Ok(Exit::Yes)
         }
         Accepted::Gone => {
-            tell::<T>(args, None, false)?;
+            tell::<T>(args, scope, None, false)?;
             Ok(Exit::No)
         }
         Accepted::Changed(now) => {
             eprintln!("oncegate: the reason has changed meanwhile; nothing was changed");
-            show(args, &now)?;
-            tell(args, Some(&now), false)?;
+            show(args, scope, &now)?;
+            tell(args, scope, Some(&now), false)?;
             Ok(Exit::No)
         }
     }
 }
 
 /// Shows why and since when the scope is stopped.
-fn show<T: Obstacle>(args: &AcceptArgs, found: &T) -> Result<(), Problem> {
+fn show<T: Obstacle>(args: &AcceptArgs, scope: &Scope, found: &T) -> Result<(), Problem> {
     if args.answer.json {
         return Ok(());
     }
@@ -134,14 +185,17 @@ fn show<T: Obstacle>(args: &AcceptArgs, found: &T) -> Result<(), Problem> {
         humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_millis(since_ms));
     let state = T::WORDS.state;
     output::answer(&format!(
-        "scope      {}\n{state:<11}{since}\nreason     {why}\n",
-        args.scope
+        "scope      {scope}\n{state:<11}{since}\nreason     {why}\n"
     ))
 }
 
-fn tell<T: Obstacle>(args: &AcceptArgs, found: Option<&T>, done: bool) -> Result<(), Problem> {
+fn tell<T: Obstacle>(
+    args: &AcceptArgs,
+    scope: &Scope,
+    found: Option<&T>,
+    done: bool,
+) -> Result<(), Problem> {
     let words = T::WORDS;
-    let scope = &args.scope;
     if args.answer.json {
         let found = found.map(Obstacle::since_and_why);
         return output::answer_json(&AcceptDocument {

@@ -1,44 +1,37 @@
-//! `oncegate sql` and `oncegate migrate`: the tables of a store in PostgreSQL.
+//! `oncegate migrate`: prints, creates and upgrades the tables of a store in PostgreSQL.
 
 use oncegate::postgres::{PostgresStore, SchemaChange};
 use serde::Serialize;
 
 use crate::args::{AnswerArgs, within};
+use crate::configured::{ConfigArgs, NamedStore, StoreFlag};
 use crate::confirm::confirm;
 use crate::exit::{Exit, Problem};
 use crate::output;
-use crate::store::StoreArgs;
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.migrate/1";
 
-/// Print the statements that create the tables of a store, to read or to run elsewhere
-///
-/// It connects to nothing. SQLite files and Redis need no such statements.
-#[derive(Debug, clap::Args)]
-pub(crate) struct SqlArgs {
-    /// The kind of the store
-    #[arg(long = "store", value_name = "KIND", value_parser = ["postgres"])]
-    _kind: String,
-
-    /// Also print the grants that this role needs to run consumers
-    #[arg(long, value_name = "NAME")]
-    role: Option<String>,
-
-    /// Also print the statements for a journal: an entry for each change of state, in the same
-    /// transaction
-    #[arg(long)]
-    journal: bool,
-}
-
-/// Create the tables of a store in PostgreSQL, or upgrade them to the format of this release
+/// Create the tables of a store in PostgreSQL, or upgrade or print them
 ///
 /// It first prints what it would do, and does it in one transaction. When there is nothing to do,
-/// it needs no rights.
+/// it needs no rights. With --print it connects to nothing, and prints the statements to read or to
+/// run elsewhere. SQLite files and Redis need no tables made by a command.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MigrateArgs {
     #[command(flatten)]
-    store: StoreArgs,
+    config: ConfigArgs,
+
+    #[command(flatten)]
+    store: StoreFlag,
+
+    /// Only print the statements that create the tables, without connecting to the store
+    #[arg(long, conflicts_with_all = ["dry_run", "yes", "json"])]
+    print: bool,
+
+    /// With --print: also the grants that this role needs to run consumers
+    #[arg(long, value_name = "NAME", requires = "print")]
+    role: Option<String>,
 
     /// Also create a journal, unless there is one: an entry for each change of state, in the same
     /// transaction
@@ -69,24 +62,19 @@ struct MigrateDocument<'a> {
     done: bool,
 }
 
-/// Prints statements.
-pub(crate) fn sql(args: &SqlArgs) -> Result<Exit, Problem> {
-    let grants = args
-        .role
-        .as_deref()
-        .map(PostgresStore::grant_sql)
-        .unwrap_or_default();
-    let journal = args
-        .journal
-        .then(PostgresStore::journal_sql)
-        .unwrap_or_default();
-    output::answer(&[PostgresStore::schema_sql(), journal, grants].join("\n"))?;
-    Ok(Exit::Yes)
+pub(crate) async fn run(args: &MigrateArgs) -> Result<Exit, Problem> {
+    if args.print {
+        output::answer(&args.statements())?;
+        return Ok(Exit::Yes);
+    }
+    let loaded = args.config.load(args.store.url.is_some())?;
+    let store = args.store.or_of(loaded.as_ref())?;
+    migrate(args, &store).await
 }
 
 /// Creates or upgrades the tables.
-pub(crate) async fn migrate(args: &MigrateArgs) -> Result<Exit, Problem> {
-    let store = within(args.answer.timeout, args.store.open_postgres(args.journal)).await?;
+async fn migrate(args: &MigrateArgs, named: &NamedStore) -> Result<Exit, Problem> {
+    let store = within(args.answer.timeout, named.open_postgres(args.journal)).await?;
     let change = within(args.answer.timeout, async {
         Ok(store.schema_change().await?)
     })
@@ -98,7 +86,7 @@ pub(crate) async fn migrate(args: &MigrateArgs) -> Result<Exit, Problem> {
         }
         let question = format!(
             "run these statements at {} (format {})?",
-            args.store.redacted(),
+            named.redacted(),
             change.to
         );
         confirm(&question, "run the statements above", args.yes).await?;
@@ -120,7 +108,7 @@ pub(crate) async fn migrate(args: &MigrateArgs) -> Result<Exit, Problem> {
             done,
         })?;
     }
-    eprintln!("oncegate: {}", words(args, &change));
+    eprintln!("oncegate: {}", words(args, named, &change));
     Ok(if pending && args.dry_run {
         Exit::No
     } else {
@@ -128,8 +116,21 @@ pub(crate) async fn migrate(args: &MigrateArgs) -> Result<Exit, Problem> {
     })
 }
 
-fn words(args: &MigrateArgs, change: &SchemaChange) -> String {
-    let store = args.store.redacted();
+impl MigrateArgs {
+    /// The statements for tables that do not exist.
+    fn statements(&self) -> String {
+        let journal = self.journal.then(PostgresStore::journal_sql);
+        let grants = self.role.as_deref().map(PostgresStore::grant_sql);
+        [Some(PostgresStore::schema_sql()), journal, grants]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+}
+
+fn words(args: &MigrateArgs, named: &NamedStore, change: &SchemaChange) -> String {
+    let store = named.redacted();
     let to = change.to;
     let before = change.from.map_or("no tables".to_owned(), |from| {
         format!("tables of format {from}")

@@ -1,4 +1,4 @@
-//! `oncegate sql` and `oncegate migrate`, and the commands that look, on PostgreSQL.
+//! `oncegate migrate`, and the commands that look, on PostgreSQL.
 
 use oncegate::postgres::PostgresStore;
 use oncegate::{Completion, Entry, Gate, Key, Message, Origin};
@@ -29,7 +29,7 @@ async fn tables_are_made_when_told_to_and_then_looked_into() {
     let server = PostgresServer::start().await;
     let url = server.url_as("postgres:secret");
 
-    let sql = oncegate(&["sql", "--store", "postgres", "--role", "billing"], b"").await;
+    let sql = oncegate(&["migrate", "--print", "--role", "billing"], b"").await;
     assert!(
         sql.ended(0)
             .out
@@ -147,7 +147,7 @@ async fn a_journal_is_made(url: &str) {
         .await
         .ended(0)
         .says("nothing to do");
-    let printed = oncegate(&["sql", "--store", "postgres", "--journal"], b"").await;
+    let printed = oncegate(&["migrate", "--print", "--journal"], b"").await;
     assert!(
         printed.ended(0).out.contains(planned.out.trim()),
         "{}",
@@ -157,10 +157,14 @@ async fn a_journal_is_made(url: &str) {
 
 #[tokio::test]
 async fn only_postgresql_has_tables_to_make() {
-    oncegate(&["sql", "--store", "redis"], b"")
+    oncegate(&["migrate", "--role", "billing", "--yes"], b"")
         .await
         .ended(2)
-        .says("postgres");
+        .says("--print");
+    oncegate(&["migrate", "--yes"], b"")
+        .await
+        .ended(2)
+        .says("--store is missing");
     oncegate(&["migrate", "--store", "sqlite:/tmp/no.db", "--yes"], b"")
         .await
         .ended(78)
