@@ -1,8 +1,8 @@
 //! The events of a round, as the witnesses write them down.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -275,12 +275,12 @@ impl Recorder {
                 what,
             });
         }
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = now;
+        *self.last.lock() = now;
     }
 
     /// The time of the last event.
     pub(crate) fn last(&self) -> Instant {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.last.lock()
     }
 
     /// Returns what was written so far.
@@ -290,7 +290,7 @@ impl Recorder {
 
     /// A panic elsewhere does no harm: an event is pushed as a whole.
     fn events(&self) -> MutexGuard<'_, Vec<Event>> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+        self.events.lock()
     }
 }
 

@@ -1,9 +1,10 @@
 //! Files that change while a program runs.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use parking_lot::Mutex;
 use rustls::ClientConfig;
 
 use super::{TlsClient, Unusable};
@@ -40,7 +41,7 @@ impl Rotated {
     /// unusable, the former one is returned, and `report` gets the reason.
     pub fn config(&self, report: impl FnOnce(Unusable)) -> ClientConfig {
         let Shared { client, loaded } = &*self.0;
-        let mut loaded = loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = loaded.lock();
         let changed_at = client.changed_at();
         if loaded.changed_at != changed_at {
             match client.config() {
