@@ -26,7 +26,8 @@ pub(crate) async fn connect(
     name: &str,
 ) -> Result<lapin::Connection, AmqpError> {
     let uri = settings.uri()?;
-    choose_cryptography();
+    #[cfg(feature = "tls")]
+    oncegate_tls::choose_cryptography();
     let user = uri.authority.userinfo.username.clone();
     let vhost = uri.vhost.clone();
     let asked = Asked::Connection {
@@ -87,14 +88,4 @@ pub(crate) async fn close_channel(channel: &Channel, limit: Duration) -> bool {
 /// Closes a connection. Without an answer it is dropped.
 pub(crate) async fn close(connection: &lapin::Connection) {
     _ = timeout(CLOSE_LIMIT, connection.close(SUCCESS, "OK".into())).await;
-}
-
-/// Installs a crypto provider for rustls, which needs one per process. The program's own choice
-/// takes precedence.
-fn choose_cryptography() {
-    #[cfg(feature = "tls")]
-    if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // If another thread has installed one meanwhile, that one is used.
-        _ = rustls::crypto::ring::default_provider().install_default();
-    }
 }

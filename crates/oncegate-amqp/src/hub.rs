@@ -1,11 +1,12 @@
 //! The state shared by the consumer and the queue's thread.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use oncegate_runtime::health::{FailureLog, PartitionStatus, SourceStatus};
 use oncegate_runtime::message::Message;
 use oncegate_runtime::observe::{Event, Observer};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -81,9 +82,9 @@ impl Hub {
         }
     }
 
-    /// Locks the state. Every change leaves it consistent, so a poisoned lock is safe to use.
+    /// Locks the state. A panic elsewhere does no harm: every change leaves it consistent.
     pub(crate) fn lock(&self) -> MutexGuard<'_, HubState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Waits for messages.

@@ -1,14 +1,15 @@
 //! `AmqpSource`: consumes a queue of RabbitMQ.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate_runtime::health::SourceStatus;
 use oncegate_runtime::observe::Observer;
 use oncegate_runtime::source::{Delivery, Source, SourceError, Supply, Terms};
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
@@ -231,7 +232,7 @@ impl AmqpSource {
     }
 
     fn hub(&self) -> Result<Arc<Hub>, SourceError> {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = self.open.lock();
         let hub = open.as_ref().map(|open| Arc::clone(&open.hub));
         hub.ok_or_else(|| SourceError::new("the AMQP source has not been opened"))
     }
@@ -268,7 +269,7 @@ impl Source for AmqpSource {
             prefetch = self.settings.prefetch,
             "the queue is open"
         );
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(OpenSource {
+        *self.open.lock() = Some(OpenSource {
             hub,
             left: Some(left),
         });
@@ -313,7 +314,7 @@ impl Source for AmqpSource {
     async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
         let by = Instant::now() + deadline;
         let left = {
-            let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut open = self.open.lock();
             let Some(open) = open.as_mut() else {
                 return Ok(());
             };
@@ -375,12 +376,7 @@ impl Drop for EndOnDrop {
 impl Drop for AmqpSource {
     /// Leaves the queue as `close` does, without waiting for the end.
     fn drop(&mut self) {
-        if let Some(open) = self
-            .open
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-        {
+        if let Some(open) = self.open.lock().take() {
             open.hub.leave(Instant::now() + DROPPED_GRACE);
         }
     }

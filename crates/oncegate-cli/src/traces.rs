@@ -127,13 +127,13 @@ impl Exports for OnRuntime {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Mutex, PoisonError};
 
     use axum::Router;
     use axum::body::Bytes;
     use axum::routing::post;
     use oncegate_testkit::HttpServer;
     use opentelemetry_otlp::WithExportConfig as _;
+    use parking_lot::Mutex;
     use tracing_subscriber::layer::SubscriberExt as _;
 
     use super::*;
@@ -143,10 +143,7 @@ mod tests {
         let got: Arc<Mutex<Vec<u8>>> = Arc::default();
         let collected = Arc::clone(&got);
         let collect = async move |body: Bytes| {
-            collected
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .extend_from_slice(&body);
+            collected.lock().extend_from_slice(&body);
         };
         let collector = HttpServer::start(Router::new().route("/v1/traces", post(collect))).await;
         let endpoint = format!("http://{}/v1/traces", collector.address());
@@ -166,7 +163,7 @@ mod tests {
             drop(traces);
         });
         sending.await.unwrap();
-        let got = got.lock().unwrap_or_else(PoisonError::into_inner);
+        let got = got.lock();
         let has = |text: &str| {
             got.windows(text.len())
                 .any(|window| window == text.as_bytes())

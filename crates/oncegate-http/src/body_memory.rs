@@ -2,7 +2,9 @@
 //! caller.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::problem::Problem;
 
@@ -62,9 +64,9 @@ impl BodyMemory {
         }
     }
 
-    /// Locks the sums. Each change leaves them consistent, so a poisoned lock is safe to use.
+    /// Locks the sums. A panic elsewhere does no harm: each change leaves them consistent.
     fn lock(&self) -> MutexGuard<'_, Used> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+        self.used.lock()
     }
 }
 

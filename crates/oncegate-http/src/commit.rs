@@ -1,11 +1,12 @@
 //! Responses that are kept by a transaction of the handler, together with the rows that it writes.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ::http::Response;
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use super::IdempotencyLayer;
 use super::body::Body;
@@ -205,8 +206,8 @@ impl ResponseCommit {
         }
     }
 
-    fn given(&self) -> std::sync::MutexGuard<'_, Given> {
-        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+    fn given(&self) -> parking_lot::MutexGuard<'_, Given> {
+        self.given.lock()
     }
 }
 

@@ -2,9 +2,9 @@
 //! for it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Successive claims without an answer that open the breaker. One shard of several that is away
@@ -78,7 +78,7 @@ impl StoreBreaker {
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut UnansweredClaims) -> T) -> T {
-        change(&mut self.claims.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.claims.lock())
     }
 }
 

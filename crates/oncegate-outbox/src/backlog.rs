@@ -1,8 +1,9 @@
 //! The backlog of an outbox, as a relay has measured it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
@@ -62,7 +63,7 @@ impl RelayMonitor {
     }
 
     fn measured(&self) -> MutexGuard<'_, Option<(OutboxBacklog, Instant)>> {
-        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
+        self.measured.lock()
     }
 
     /// Measures until `ended`.

@@ -14,13 +14,14 @@
 
 use std::collections::HashMap;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::join;
 use oncegate_core::record::Token;
 use oncegate_core::store::StoreError;
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
@@ -319,9 +320,7 @@ impl Leader {
                     self.observe(Event::OutboxPublished {
                         age: age + read_at.elapsed(),
                     });
-                    sent.lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .push(sequence);
+                    sent.lock().push(sequence);
                 }
                 Err(failure) => {
                     self.observe(Event::OutboxFailed {
@@ -366,7 +365,7 @@ impl Leader {
 
     /// Marks the confirmed messages, and repeats that until the database has the marks.
     async fn mark(&self, sent: &Mutex<Vec<i64>>) -> Result<(), StoreError> {
-        let sequences = std::mem::take(&mut *sent.lock().unwrap_or_else(PoisonError::into_inner));
+        let sequences = std::mem::take(&mut *sent.lock());
         if sequences.is_empty() {
             return Ok(());
         }

@@ -3,10 +3,10 @@
 //! A caller may retry as fast as it is refused. A server that comes back could not handle a
 //! thousand clients that connect at once.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use oncegate_core::store::StoreError;
+use parking_lot::Mutex;
 
 use oncegate_runtime::backoff::Backoff;
 
@@ -33,7 +33,7 @@ impl Reconnect {
     /// # Errors
     /// The error of the last try, when it is too early for another.
     pub(super) fn turn(&self) -> Result<(), StoreError> {
-        let mut absence = self.absence.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut absence = self.absence.lock();
         let Some(absence) = &mut *absence else {
             return Ok(());
         };
@@ -47,7 +47,7 @@ impl Reconnect {
 
     /// Records that a try has failed.
     pub(super) fn failed(&self, error: &StoreError) {
-        let mut absence = self.absence.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut absence = self.absence.lock();
         let failures = absence
             .as_ref()
             .map_or(0, |absence| absence.failures)
@@ -62,6 +62,6 @@ impl Reconnect {
 
     /// Records that the server is reachable.
     pub(super) fn succeeded(&self) {
-        *self.absence.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.absence.lock() = None;
     }
 }

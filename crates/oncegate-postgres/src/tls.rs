@@ -16,32 +16,17 @@
 //! open. libpq's `allow` is refused: it asks for TLS only where a server insists, which protects
 //! against nothing.
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::path::PathBuf;
 
 use oncegate_core::store::StoreError;
+use oncegate_tls::{Authorities, Part, Pem, Proof, Rotated, TlsClient, Unusable};
 use percent_encoding::percent_decode_str;
-use rustls::client::WebPkiServerVerifier;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
-};
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// The value of `sslrootcert` for the machine's own authorities.
 const SYSTEM: &str = "system";
-
-/// The name of the file with the authorities in errors.
-const ROOT: &str = "sslrootcert (the store's `tls_root`)";
-
-/// The name of the file with the client's certificate in errors.
-const CERTIFICATE: &str = "sslcert (the store's `tls_certificate`)";
 
 /// The extent to which TLS protects a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,9 +44,9 @@ pub(super) enum Mode {
     VerifyFull,
 }
 
-/// The authorities that may sign the server's certificate.
+/// The value of `sslrootcert`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Authorities {
+enum Root {
     /// The authorities of this machine.
     System,
     /// The authorities in a file in PEM.
@@ -72,7 +57,7 @@ enum Authorities {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Parameters {
     mode: Option<Mode>,
-    root: Option<Authorities>,
+    root: Option<Root>,
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
 }
@@ -93,8 +78,8 @@ impl Parameters {
             let value = percent_decode_str(value).decode_utf8_lossy().into_owned();
             match name {
                 "sslmode" => parameters.mode = Some(mode(&value)?),
-                "sslrootcert" if value == SYSTEM => parameters.root = Some(Authorities::System),
-                "sslrootcert" => parameters.root = Some(Authorities::File(value.into())),
+                "sslrootcert" if value == SYSTEM => parameters.root = Some(Root::System),
+                "sslrootcert" => parameters.root = Some(Root::File(value.into())),
                 "sslcert" => parameters.certificate = Some(value.into()),
                 "sslkey" => parameters.key = Some(value.into()),
                 _ => others.push(pair),
@@ -115,7 +100,7 @@ impl Parameters {
 
     /// Trusts the authorities of this file, unless the URL names others.
     pub(super) fn or_root(mut self, root: Option<PathBuf>) -> Self {
-        self.root = self.root.or(root.map(Authorities::File));
+        self.root = self.root.or(root.map(Root::File));
         self
     }
 
@@ -143,11 +128,9 @@ impl Parameters {
     /// When the authorities prove nothing in this mode.
     fn check(&self, mode: Mode) -> Result<(), StoreError> {
         match (&self.root, mode) {
-            (Some(Authorities::System), weak) if weak != Mode::VerifyFull => {
-                Err(StoreError::refused(
-                    "sslrootcert=system needs sslmode=verify-full: this machine's authorities sign certificates for any host",
-                ))
-            }
+            (Some(Root::System), weak) if weak != Mode::VerifyFull => Err(StoreError::refused(
+                "sslrootcert=system needs sslmode=verify-full: this machine's authorities sign certificates for any host",
+            )),
             (None, Mode::VerifyCa) => Err(StoreError::refused(
                 "sslmode=verify-ca needs sslrootcert, a file with the authorities in PEM: those of this machine sign \
                  certificates for any host",
@@ -156,11 +139,22 @@ impl Parameters {
         }
     }
 
-    /// The file with the authorities.
-    fn root_file(&self) -> Option<&Path> {
-        match &self.root {
-            Some(Authorities::File(path)) => Some(path),
-            Some(Authorities::System) | None => None,
+    /// Returns the client of these parameters in a mode that [`check`](Self::check) has accepted.
+    fn client(&self, mode: Mode) -> TlsClient {
+        let authorities = match &self.root {
+            Some(Root::File(path)) => Authorities::Pem(Pem::File(path.clone())),
+            Some(Root::System) | None => Authorities::Machine,
+        };
+        let proof = match (mode, &self.root) {
+            (Mode::VerifyFull, _) => Proof::Host,
+            (_, Some(_)) => Proof::Authority,
+            (_, None) => Proof::Nothing,
+        };
+        let identity = self.certificate.clone().zip(self.key.clone());
+        TlsClient {
+            authorities,
+            proof,
+            identity: identity.map(|(certificate, key)| (Pem::File(certificate), Pem::File(key))),
         }
     }
 
@@ -187,17 +181,7 @@ fn mode(name: &str) -> Result<Mode, StoreError> {
 
 /// The protection of connections.
 #[derive(Clone, Debug)]
-pub(super) struct Tls {
-    mode: Mode,
-    parameters: Parameters,
-    loaded: Arc<Mutex<Loaded>>,
-}
-
-/// A client's configuration, and of which files it was made.
-struct Loaded {
-    config: ClientConfig,
-    files: Vec<Option<SystemTime>>,
-}
+pub(super) struct Tls(Rotated);
 
 impl Tls {
     /// The protection of connections to the hosts of `config`, whose own mode is set.
@@ -218,49 +202,18 @@ impl Tls {
         if mode == Mode::Disable {
             return Ok(None);
         }
-        let loaded = Loaded {
-            config: load(mode, &parameters)?,
-            files: parameters.changed_at(),
-        };
-        Ok(Some(Self {
-            mode,
-            parameters,
-            loaded: Arc::new(Mutex::new(loaded)),
-        }))
+        let client = Rotated::new(parameters.client(mode));
+        client.map(Self).map(Some).map_err(refused)
     }
 
     /// Returns what protects the next connection. If the files have changed to something unusable,
     /// the former ones are used, and a warning names the reason.
     pub(super) fn connector(&self) -> MakeRustlsConnect {
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        let files = self.parameters.changed_at();
-        if loaded.files != files {
-            match load(self.mode, &self.parameters) {
-                Ok(config) => *loaded = Loaded { config, files },
-                Err(error) => tracing::warn!(%error, "the changed certificates cannot be used"),
-            }
-        }
-        MakeRustlsConnect::new(loaded.config.clone())
-    }
-}
-
-impl std::fmt::Debug for Loaded {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Loaded").finish_non_exhaustive()
-    }
-}
-
-impl Parameters {
-    fn changed_at(&self) -> Vec<Option<SystemTime>> {
-        let files = [
-            self.root_file(),
-            self.certificate.as_deref(),
-            self.key.as_deref(),
-        ];
-        files
-            .into_iter()
-            .map(|path| std::fs::metadata(path?).ok()?.modified().ok())
-            .collect()
+        let config = self.0.config(|unusable| {
+            let error = refused(unusable);
+            tracing::warn!(%error, "the changed certificates cannot be used");
+        });
+        MakeRustlsConnect::new(config)
     }
 }
 
@@ -288,134 +241,13 @@ fn is_here(host: &Host) -> bool {
     }
 }
 
-/// Reads the files, and makes a client's configuration of them.
-fn load(mode: Mode, parameters: &Parameters) -> Result<ClientConfig, StoreError> {
-    let provider = Arc::new(ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
-        .with_safe_default_protocol_versions();
-    let builder = builder.map_err(|error| StoreError::refused(format!("TLS: {error}")))?;
-    let chain = if mode == Mode::VerifyFull || parameters.root.is_some() {
-        let roots = roots(parameters.root_file())?;
-        let verifier =
-            WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
-                .build();
-        Some(verifier.map_err(|error| StoreError::refused(format!("sslrootcert: {error}")))?)
-    } else {
-        None
+fn refused(Unusable { part, why }: Unusable) -> StoreError {
+    let setting = match part {
+        Part::Authorities => "sslrootcert (the store's `tls_root`)",
+        Part::Certificate => "sslcert (the store's `tls_certificate`)",
+        Part::Key => "sslkey (the store's `tls_key`)",
     };
-    let verifier: Arc<dyn ServerCertVerifier> = match chain {
-        Some(chain) if mode == Mode::VerifyFull => chain,
-        chain => Arc::new(Lenient { provider, chain }),
-    };
-    let builder = builder
-        .dangerous()
-        .with_custom_certificate_verifier(verifier);
-    let (Some(certificate), Some(key)) = (&parameters.certificate, &parameters.key) else {
-        return Ok(builder.with_no_client_auth());
-    };
-    let chain: Result<Vec<_>, _> =
-        CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
-    let chain = chain.map_err(|error| unusable(CERTIFICATE, certificate, &error))?;
-    let secret = PrivateKeyDer::from_pem_file(key)
-        .map_err(|error| unusable("sslkey (the store's `tls_key`)", key, &error))?;
-    builder
-        .with_client_auth_cert(chain, secret)
-        .map_err(|error| unusable(CERTIFICATE, certificate, &error))
-}
-
-fn unusable(what: &str, path: &Path, error: &dyn std::fmt::Display) -> StoreError {
-    StoreError::refused(format!("{what}: {}: {error}", path.display()))
-}
-
-/// The authorities of a file, or those of this machine.
-fn roots(file: Option<&Path>) -> Result<RootCertStore, StoreError> {
-    let mut roots = RootCertStore::empty();
-    let Some(file) = file else {
-        let found = rustls_native_certs::load_native_certs();
-        if found.certs.is_empty() {
-            return Err(StoreError::refused(
-                "this machine has no list of authorities: set sslrootcert in the URL, or the store's `tls_root`",
-            ));
-        }
-        roots.add_parsable_certificates(found.certs);
-        return Ok(roots);
-    };
-    let certificates =
-        CertificateDer::pem_file_iter(file).map_err(|error| unusable(ROOT, file, &error))?;
-    for certificate in certificates {
-        let certificate = certificate.map_err(|error| unusable(ROOT, file, &error))?;
-        roots
-            .add(certificate)
-            .map_err(|error| unusable(ROOT, file, &error))?;
-    }
-    if roots.is_empty() {
-        return Err(unusable(ROOT, file, &"no certificate in PEM is in it"));
-    }
-    Ok(roots)
-}
-
-/// Accepts certificates that name another host; without a `chain`, also those of unknown
-/// authorities.
-#[derive(Debug)]
-struct Lenient {
-    provider: Arc<CryptoProvider>,
-    chain: Option<Arc<WebPkiServerVerifier>>,
-}
-
-impl ServerCertVerifier for Lenient {
-    fn verify_server_cert(
-        &self,
-        certificate: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        host: &ServerName<'_>,
-        ocsp: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        let Some(chain) = &self.chain else {
-            return Ok(ServerCertVerified::assertion());
-        };
-        match chain.verify_server_cert(certificate, intermediates, host, ocsp, now) {
-            // The name is compared last.
-            Err(rustls::Error::InvalidCertificate(
-                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-            )) => Ok(ServerCertVerified::assertion()),
-            verified => verified,
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(
-            message,
-            certificate,
-            signature,
-            &self.provider.signature_verification_algorithms,
-        )
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(
-            message,
-            certificate,
-            signature,
-            &self.provider.signature_verification_algorithms,
-        )
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
-    }
+    StoreError::refused(format!("{setting}: {why}"))
 }
 
 #[cfg(test)]

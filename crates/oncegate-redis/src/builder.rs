@@ -13,10 +13,10 @@ use super::checkup::Accepted;
 use super::durability::Durability;
 use super::login::Login;
 use super::scripts::Scripts;
-#[cfg(feature = "tls")]
-use super::tls::Authority;
 use super::watch::WATCH_INTERVAL;
 use oncegate_store_toolkit::start::until_reachable;
+#[cfg(feature = "tls")]
+use oncegate_tls::Pem;
 
 /// Default time limit for an answer of the server.
 const DEFAULT_RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -196,7 +196,7 @@ impl RedisBuilder {
     /// cluster, or a sentinel) names.
     #[cfg(feature = "tls")]
     pub fn tls_root(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.login.certificates.root = Some(Authority::Pem(pem.into()));
+        self.login.certificates.root = Some(Pem::Text(pem.into()));
         self
     }
 
@@ -206,7 +206,7 @@ impl RedisBuilder {
     /// connections are open.
     #[cfg(feature = "tls")]
     pub fn tls_root_file(mut self, path: impl Into<PathBuf>) -> Self {
-        self.login.certificates.root = Some(Authority::File(path.into()));
+        self.login.certificates.root = Some(Pem::File(path.into()));
         self
     }
 

@@ -5,12 +5,13 @@
 //! here: the caller decides about that. A node that is down affects its own keys only.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt as _, stream};
 use oncegate_core::store::StoreError;
+use parking_lot::RwLock;
 use redis::aio::ConnectionLike as _;
 use redis::{ConnectionAddr, ConnectionInfo, Value};
 use tokio::sync::Notify;
@@ -255,7 +256,7 @@ impl Map {
 
 impl Nodes {
     fn map(&self) -> Arc<Map> {
-        Arc::clone(&self.map.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.map.read())
     }
 
     /// Groups the requests by node. A request without a node is answered with an error.
@@ -305,7 +306,7 @@ impl Nodes {
     }
 
     fn follow<'a, T>(&self, turn: Turn<'a, T>, redirect: &Redirect) -> Turn<'a, T> {
-        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.map.write();
         let node = match map.primaries.get(&redirect.host) {
             Some(node) => Arc::clone(node),
             None => {
@@ -399,7 +400,7 @@ impl Nodes {
     /// Builds a map from a node's answer. Known nodes keep their connections.
     fn install(&self, mut ranges: Vec<Range>) {
         ranges.sort_unstable_by_key(|range| range.first);
-        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.map.write();
         let mut primaries: BTreeMap<Host, Arc<Node>> = BTreeMap::new();
         let mut owners: Box<[Option<Arc<Node>>]> = vec![None; SLOTS].into();
         let mut shards = BTreeMap::new();

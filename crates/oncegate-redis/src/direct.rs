@@ -7,9 +7,10 @@
 //! lane, which sends them together.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use oncegate_core::store::StoreError;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::{self, Handle};
 use tokio::sync::Notify;
 
@@ -152,9 +153,7 @@ impl Direct {
     }
 
     fn connection(&self) -> MutexGuard<'_, LaneConnection> {
-        self.connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.connection.lock()
     }
 }
 

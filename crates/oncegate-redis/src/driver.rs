@@ -6,12 +6,13 @@
 //! another thread, and at everyday rates those wake-ups are most of what a message costs. When that
 //! runtime ends before the store, or has only one thread, the thread takes over.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use oncegate_core::store::StoreError;
+use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -113,7 +114,7 @@ impl Thread {
     /// Returns the running thread, or starts one.
     fn shared() -> std::io::Result<Arc<Self>> {
         static SHARED: Mutex<Weak<Thread>> = Mutex::new(Weak::new());
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = SHARED.lock();
         if let Some(thread) = shared.upgrade() {
             return Ok(thread);
         }

@@ -102,12 +102,13 @@ mod witnesses;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use deadpool_redis::Pool;
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Command, StoreError};
+use parking_lot::Mutex;
 use redis::Value;
 
 use self::builder::Origin;

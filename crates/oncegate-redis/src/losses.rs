@@ -10,10 +10,10 @@
 //!   replica that takes over reports the offset at which its history left the old one.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use oncegate_core::store::StoreLoss;
+use parking_lot::{Mutex, MutexGuard};
 use redis::{Cmd, Value};
 
 use super::checkup::Info;
@@ -130,7 +130,7 @@ impl Losses {
 
     /// Locks the state. Every change leaves it consistent, so a poisoned lock is ignored.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The last loss that was detected, accepted or not.

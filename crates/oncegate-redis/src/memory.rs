@@ -1,8 +1,7 @@
 //! The memory of the servers, as they report it while they are watched.
 
-use std::sync::{Mutex, PoisonError};
-
 use oncegate_core::store::StoreMemory;
+use parking_lot::Mutex;
 
 use super::checkup::Info;
 
@@ -21,12 +20,12 @@ impl FullestServer {
                 .then(one.used_bytes.cmp(&other.used_bytes))
         });
         if fullest.is_some() {
-            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = fullest;
+            *self.last.lock() = fullest;
         }
     }
 
     pub(super) fn get(&self) -> Option<StoreMemory> {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.last.lock()
     }
 }
 

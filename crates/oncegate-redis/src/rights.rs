@@ -1,13 +1,13 @@
 //! The minimal rights that a Redis user needs, and the check that it has them.
 
 use std::collections::BTreeSet;
-use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use oncegate_core::key::{Digest, Scope, StoreKey};
 use oncegate_core::record::Token;
 use oncegate_core::rules::Operation;
 use oncegate_core::store::{Command, Store, StoreError};
+use parking_lot::MutexGuard;
 
 use super::request::Request;
 use super::{RedisStore, lane_of};
@@ -75,10 +75,7 @@ impl RedisStore {
     }
 
     fn tried(&self) -> MutexGuard<'_, BTreeSet<Scope>> {
-        self.inner
-            .tried
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.inner.tried.lock()
     }
 
     async fn try_each_right(&self, scope: &Scope) -> Result<(), StoreError> {

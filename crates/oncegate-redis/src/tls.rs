@@ -1,10 +1,14 @@
 //! TLS to Redis: which authorities are trusted, and who the client is. The server's certificate
 //! must always name the host.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use oncegate_core::store::StoreError;
+use oncegate_tls::{Pem, choose_cryptography};
 use redis::{Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, TlsCertificates};
+
+/// The name of the authorities in errors.
+const ROOT: &str = "the store's `tls_root`";
 
 /// The name of a client's certificate in errors.
 const CLIENT: &str =
@@ -14,27 +18,9 @@ const CLIENT: &str =
 #[derive(Clone, Debug, Default)]
 pub(super) struct Certificates {
     /// Instead of the authorities of this machine.
-    pub(super) root: Option<Authority>,
+    pub(super) root: Option<Pem>,
     /// The files with the client's certificate and its key.
     pub(super) client: Option<(PathBuf, PathBuf)>,
-}
-
-/// The authority that signed the servers' certificates.
-#[derive(Clone, Debug)]
-pub(super) enum Authority {
-    /// In PEM.
-    Pem(Vec<u8>),
-    /// The file with it, which is read for each new connection.
-    File(PathBuf),
-}
-
-impl Authority {
-    fn pem(&self) -> Result<Vec<u8>, StoreError> {
-        match self {
-            Self::Pem(pem) => Ok(pem.clone()),
-            Self::File(path) => file("the store's `tls_root`", path),
-        }
-    }
 }
 
 impl Certificates {
@@ -49,12 +35,16 @@ impl Certificates {
         choose_cryptography();
         let client_tls = self.client.as_ref().map(|(certificate, key)| {
             Ok(ClientTlsConfig {
-                client_cert: file(CLIENT, certificate)?,
-                client_key: file(CLIENT, key)?,
+                client_cert: read(CLIENT, &Pem::File(certificate.clone()))?,
+                client_key: read(CLIENT, &Pem::File(key.clone()))?,
             })
         });
         let client_tls = client_tls.transpose()?;
-        let root_cert = self.root.as_ref().map(Authority::pem).transpose()?;
+        let root_cert = self
+            .root
+            .as_ref()
+            .map(|root| read(ROOT, root))
+            .transpose()?;
         let needs = match (&client_tls, &root_cert) {
             (None, None) => return Ok(info),
             (None, Some(_)) => {
@@ -75,20 +65,7 @@ impl Certificates {
     }
 }
 
-fn file(setting: &str, path: &Path) -> Result<Vec<u8>, StoreError> {
-    std::fs::read(path).map_err(|error| {
-        StoreError::refused(format!(
-            "{setting}: {} cannot be read: {error}",
-            path.display()
-        ))
-    })
-}
-
-/// Installs a crypto provider for rustls, which needs one per process. The program's own choice
-/// takes precedence.
-fn choose_cryptography() {
-    if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // If another thread has installed one meanwhile, that one is used.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-    }
+fn read(setting: &str, pem: &Pem) -> Result<Vec<u8>, StoreError> {
+    pem.read()
+        .map_err(|why| StoreError::refused(format!("{setting}: {why}")))
 }

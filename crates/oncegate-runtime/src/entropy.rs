@@ -1,8 +1,7 @@
 //! The source of random bits: the operating system's generator, or a seed in a simulation.
 
-use std::sync::{Mutex, PoisonError};
-
 use oncegate_core::record::Token;
+use parking_lot::Mutex;
 
 /// A source of tokens and jitter.
 #[derive(Debug, Default)]
@@ -28,7 +27,7 @@ impl Entropy {
     pub(crate) fn bits(&self) -> u128 {
         match self {
             Self::Os => rand::random(),
-            Self::Seeded(rng) => rng.lock().unwrap_or_else(PoisonError::into_inner).u128(..),
+            Self::Seeded(rng) => rng.lock().u128(..),
         }
     }
 
@@ -36,7 +35,7 @@ impl Entropy {
     pub(crate) fn fraction(&self) -> f64 {
         match self {
             Self::Os => rand::random(),
-            Self::Seeded(rng) => rng.lock().unwrap_or_else(PoisonError::into_inner).f64(),
+            Self::Seeded(rng) => rng.lock().f64(),
         }
     }
 }

@@ -1,11 +1,12 @@
 //! A source of given messages.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use crate::message::{Message, Origin};
 use crate::observe::Observer;
@@ -73,11 +74,7 @@ impl MemorySource {
 
     /// Returns the origins of the messages that were acknowledged, in that order.
     pub fn acknowledged(&self) -> Vec<Origin> {
-        self.messages
-            .acknowledged
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.messages.acknowledged.lock().clone()
     }
 }
 
@@ -88,11 +85,7 @@ impl Source for MemorySource {
     }
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
-        let mut waiting = self
-            .messages
-            .waiting
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.messages.waiting.lock();
         if waiting.is_empty() {
             return Ok(None);
         }
@@ -124,11 +117,7 @@ impl AckHandle for MemoryAck {
     }
 
     fn ack(&self) {
-        self.messages
-            .acknowledged
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(self.origin.clone());
+        self.messages.acknowledged.lock().push(self.origin.clone());
     }
 
     fn stop(&self) {}

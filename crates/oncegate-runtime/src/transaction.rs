@@ -24,13 +24,13 @@
 //!   owner would pause whole consumers.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate_core::key::{Fingerprint, StoreKey};
 use oncegate_core::record::{Record, State, StoreTime, Token};
 use oncegate_core::rules::{Operation, Reply, apply};
+use parking_lot::Mutex;
 
 use crate::attempt::Attempt;
 use crate::codec::{Codec, ToStored, not_kept};
@@ -392,9 +392,7 @@ impl Unit {
         self.lock().is_some()
     }
 
-    pub(crate) fn lock(&self) -> std::sync::MutexGuard<'_, Option<Attempted>> {
-        self.attempted
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> parking_lot::MutexGuard<'_, Option<Attempted>> {
+        self.attempted.lock()
     }
 }

@@ -1,10 +1,10 @@
 //! A bounded queue for a thread, in which heartbeats overtake and similar jobs are taken together.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use oncegate_core::store::StoreError;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// The most commands or keys in the queue; further ones fail with "unavailable".
 const MAX_WAITING: usize = 65_536;
@@ -155,8 +155,7 @@ impl<J: Job> Queue<J> {
                 break;
             }
             waiting.wanted = Some(wanted);
-            let woken = self.arrived.wait_timeout(waiting, left);
-            waiting = woken.unwrap_or_else(PoisonError::into_inner).0;
+            self.arrived.wait_for(&mut waiting, left);
         }
         waiting.wanted = None;
         waiting
@@ -184,7 +183,7 @@ impl<J: Job> Queue<J> {
 
     /// Locks the queue. A poisoned lock is ignored: each change leaves the queue consistent.
     fn waiting(&self) -> MutexGuard<'_, Waiting<J>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 }
 

@@ -5,7 +5,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate_core::key::Scope;
@@ -16,6 +16,7 @@ use oncegate_runtime::transaction::Completing;
 use oncegate_runtime::transactional::{
     BatchBegun, Begun, CommitError, Excuse, Ground, Sessions, Transactions,
 };
+use parking_lot::Mutex;
 use rusqlite::Connection;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -67,11 +68,7 @@ impl SqliteStore {
 
 impl SqliteTransactions {
     fn connection(&self) -> Result<Effects, StoreError> {
-        let idle = self
-            .idle
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
+        let idle = self.idle.lock().pop();
         let effects = match idle {
             Some(effects) => effects,
             None => {
@@ -191,10 +188,7 @@ impl SqliteTransactions {
         };
         let ended = effects.connection.execute_batch(sql);
         if effects.connection.is_autocommit() {
-            self.idle
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(effects);
+            self.idle.lock().push(effects);
         }
         ended
     }

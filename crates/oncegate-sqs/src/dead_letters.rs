@@ -1,13 +1,14 @@
 //! Writes dead letters to an SQS queue.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use aws_sdk_sqs::Client;
 use aws_sdk_sqs::error::BuildError;
 use aws_sdk_sqs::primitives::Blob;
 use aws_sdk_sqs::types::MessageAttributeValue;
+use parking_lot::Mutex;
 use tracing::warn;
 
 use super::api::CallError;
@@ -122,7 +123,7 @@ impl SqsDeadLetters {
             client: open.client.clone(),
             queue,
         });
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&open));
+        *self.open.lock() = Some(Arc::clone(&open));
         open
     }
 
@@ -204,7 +205,7 @@ impl DeadLetters for SqsDeadLetters {
         if let Some(warning) = self.warning(&open).await {
             warn!(queue = self.queue(), "{warning}");
         }
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(open));
+        *self.open.lock() = Some(Arc::new(open));
         Ok(())
     }
 
@@ -212,11 +213,7 @@ impl DeadLetters for SqsDeadLetters {
         if let Origin::Queue { queue, .. } = letter.message.origin() {
             self.refuse_loop(queue)?;
         }
-        let open = self
-            .open
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let open = self.open.lock().clone();
         let mut open = open.ok_or("the dead-letter queue has not been opened")?;
         let written = self.fit(letter, &mut open).await?;
         let mut call = open

@@ -1,9 +1,10 @@
 //! The state shared by the consumer and the queue's thread.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -82,7 +83,7 @@ impl Hub {
 
     /// Locks the state. Every change leaves it consistent, so a poisoned lock is safe to use.
     pub(crate) fn lock(&self) -> MutexGuard<'_, HubState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(crate) fn observe(&self, event: Event<'_>) {

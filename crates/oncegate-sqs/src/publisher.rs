@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use aws_sdk_sqs::Client;
 use oncegate_outbox::{OutboxMessage, PublishError, Publisher};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::OnceCell;
 
 use super::outgoing::Outgoing;
@@ -98,7 +99,7 @@ impl SqsPublisher {
     }
 
     fn queues(&self) -> MutexGuard<'_, HashMap<String, Arc<OpenedQueue>>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queues.lock()
     }
 
     fn queue(&self, name: &str) -> Arc<OpenedQueue> {

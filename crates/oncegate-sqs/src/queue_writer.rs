@@ -1,11 +1,11 @@
 //! Sends the messages of many callers to a queue in batches.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
 
 use aws_sdk_sqs::Client;
 use aws_sdk_sqs::types::BatchResultErrorEntry;
 use oncegate_outbox::PublishError;
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, oneshot};
 
 use super::api::{CallError, answer_mut};
@@ -83,8 +83,8 @@ impl QueueWriter {
         }
     }
 
-    fn waiting(&self) -> std::sync::MutexGuard<'_, VecDeque<WaitingMessage>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting(&self) -> parking_lot::MutexGuard<'_, VecDeque<WaitingMessage>> {
+        self.waiting.lock()
     }
 
     /// Takes the oldest messages, as many as a batch may have.

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -22,6 +22,7 @@ use oncegate_core::key::is_s3_pointer;
 use oncegate_runtime::BoxError;
 use oncegate_runtime::message::{Header, Message};
 use oncegate_runtime::source::SourceError;
+use parking_lot::Mutex;
 use serde::Deserialize;
 
 use super::POINTER_HEADER;
@@ -268,8 +269,7 @@ impl CredentialProvider for Login {
     type Credential = AwsCredential;
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
-        if let Some((credential, until)) =
-            &*self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        if let Some((credential, until)) = &*self.last.lock()
             && until.is_none_or(|until| SystemTime::now() + RENEWED_BEFORE < until)
         {
             return Ok(Arc::clone(credential));
@@ -286,8 +286,7 @@ impl CredentialProvider for Login {
             secret_key: found.secret_access_key().to_owned(),
             token: found.session_token().map(str::to_owned),
         });
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some((Arc::clone(&credential), found.expiry()));
+        *self.last.lock() = Some((Arc::clone(&credential), found.expiry()));
         Ok(credential)
     }
 }

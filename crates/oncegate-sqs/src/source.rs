@@ -1,11 +1,12 @@
 //! `SqsSource`: consumes a queue of Amazon SQS.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use aws_sdk_sqs::Client;
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
@@ -189,20 +190,20 @@ impl SqsSource {
     }
 
     fn hub(&self) -> Result<Arc<Hub>, SourceError> {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = self.open.lock();
         let hub = open.as_ref().map(|open| Arc::clone(&open.hub));
         hub.ok_or_else(|| SourceError::new("the SQS source has not been opened"))
     }
 
     fn terms(&self) -> Terms {
-        *self.terms.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.terms.lock()
     }
 }
 
 #[async_trait]
 impl Source for SqsSource {
     fn agree(&self, terms: &Terms) -> Supply {
-        *self.terms.lock().unwrap_or_else(PoisonError::into_inner) = *terms;
+        *self.terms.lock() = *terms;
         Supply::OnDemand
     }
 
@@ -234,7 +235,7 @@ impl Source for SqsSource {
         let payloads = settings.payloads(&client).await?;
         let driver = Driver::new(Arc::clone(&hub), api, reader, payloads, settings.visibility);
         let left = spawn(Arc::clone(&hub), driver)?;
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(OpenSource {
+        *self.open.lock() = Some(OpenSource {
             hub,
             left: Some(left),
         });
@@ -272,7 +273,7 @@ impl Source for SqsSource {
     async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
         let by = Instant::now() + deadline;
         let left = {
-            let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut open = self.open.lock();
             let Some(open) = open.as_mut() else {
                 return Ok(());
             };
@@ -337,12 +338,7 @@ impl Drop for EndOnDrop {
 impl Drop for SqsSource {
     /// Leaves the queue as `close` does, without waiting for the end.
     fn drop(&mut self) {
-        if let Some(open) = self
-            .open
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-        {
+        if let Some(open) = self.open.lock().take() {
             open.hub.leave(Instant::now() + DROPPED_GRACE);
         }
     }

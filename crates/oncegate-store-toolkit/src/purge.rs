@@ -9,8 +9,9 @@
 //! - **the pause after a step**: four times as long as the step if nothing had expired, and none if
 //!   much had. A purge that is behind works without pauses.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// The share of all records that may have expired when a scan begins.
 const WANTED_SHARE: f64 = 0.05;
@@ -177,8 +178,8 @@ impl Backlog {
     }
 
     /// Locks the state. It is one value, so a panic elsewhere leaves it consistent.
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, State> {
+        self.state.lock()
     }
 }
 

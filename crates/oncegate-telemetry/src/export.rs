@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{PoisonError, RwLock};
 
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
+use parking_lot::RwLock;
 
 use oncegate_runtime::observe::{CATALOGUE, Event, Kind, Metric};
 
@@ -166,13 +166,13 @@ impl<H> Default for Handles<H> {
 impl<H: Clone> Handles<H> {
     /// The handle of this series; `register` makes it the first time.
     fn get(&self, scope: &str, series: Series, register: impl FnOnce() -> H) -> H {
-        let scopes = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let scopes = self.0.read();
         if let Some(known) = scopes.get(scope).and_then(|known| known.get(&series)) {
             return known.clone();
         }
         drop(scopes);
         let registered = register();
-        let mut scopes = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut scopes = self.0.write();
         scopes
             .entry(scope.into())
             .or_default()

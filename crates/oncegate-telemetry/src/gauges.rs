@@ -1,10 +1,10 @@
 //! The states of consumers as gauges.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use metrics::{Gauge, Key, Label};
+use parking_lot::Mutex;
 
 use super::export::Export;
 use oncegate_outbox::OutboxBacklog;
@@ -28,7 +28,7 @@ impl Gauges {
         outboxes
             .iter()
             .for_each(|(outbox, backlog)| values.outbox(outbox, *backlog));
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         known
             .iter()
             .filter(|(key, _)| !values.gauges.contains_key(*key))

@@ -32,9 +32,10 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use oncegate_outbox::{Relay, RelayMonitor};
@@ -135,11 +136,7 @@ impl Telemetry {
     /// Replaces the consumer's own [`observer`](Consumer::observer).
     #[must_use = "the consumer that is returned is the one that is observed"]
     pub fn watch(&self, consumer: Consumer) -> Consumer {
-        self.inner
-            .monitors
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(consumer.monitor());
+        self.inner.monitors.lock().push(consumer.monitor());
         consumer.observer(Arc::new(self.clone()))
     }
 
@@ -149,11 +146,7 @@ impl Telemetry {
     /// Replaces the relay's own [`observer`](Relay::observer).
     #[must_use = "the relay that is returned is the one that is observed"]
     pub fn watch_relay(&self, relay: Relay) -> Relay {
-        self.inner
-            .relays
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(relay.monitor());
+        self.inner.relays.lock().push(relay.monitor());
         relay.observer(Arc::new(self.clone()))
     }
 
@@ -175,22 +168,13 @@ impl Telemetry {
     }
 
     fn statuses(&self) -> Vec<Status> {
-        let monitors = self
-            .inner
-            .monitors
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let monitors = self.inner.monitors.lock().clone();
         monitors.iter().map(Monitor::status).collect()
     }
 
     /// The backlogs of the outboxes of the watched relays that run.
     fn outboxes(&self) -> Vec<gauges::Outbox> {
-        let relays = self
-            .inner
-            .relays
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let relays = self.inner.relays.lock();
         relays
             .iter()
             .filter_map(|relay| Some((relay.outbox().to_owned(), relay.backlog()?)))
@@ -200,11 +184,7 @@ impl Telemetry {
     /// The last dead letters, the newest first.
     #[cfg(feature = "status")]
     fn letters(&self) -> Vec<Letter> {
-        let letters = self
-            .inner
-            .letters
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let letters = self.inner.letters.lock();
         letters.iter().rev().cloned().collect()
     }
 
@@ -225,11 +205,7 @@ impl Observer for Telemetry {
             reason,
         } = event
         {
-            let mut letters = self
-                .inner
-                .letters
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut letters = self.inner.letters.lock();
             let surplus = (letters.len() + 1).saturating_sub(LETTERS);
             letters.drain(..surplus);
             letters.push_back(Letter {

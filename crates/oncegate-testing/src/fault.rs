@@ -3,10 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Serialize, Serializer};
+use schemars::JsonSchema;
+use serde::Serialize;
 
 /// A fault that a trial injects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Fault {
     /// The broker delivers every message again, after all were acknowledged.
@@ -199,12 +201,6 @@ impl fmt::Display for Fault {
     }
 }
 
-impl Serialize for Fault {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
-}
-
 impl FromStr for Fault {
     type Err = UnknownFault;
 
@@ -240,6 +236,7 @@ mod tests {
     fn names_are_parsed_back() {
         for fault in Fault::ALL {
             assert_eq!(fault.to_string().parse(), Ok(fault));
+            assert_eq!(serde_json::json!(fault), fault.as_str());
         }
         let error = "kill".parse::<Fault>().unwrap_err().to_string();
         assert!(error.contains("kill-after-effect"), "{error}");

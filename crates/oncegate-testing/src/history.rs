@@ -1,8 +1,9 @@
 //! The events of a round, as the witnesses write them down.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -12,7 +13,7 @@ use crate::fault::Fault;
 pub(crate) const MAX_EVENTS: usize = 200_000;
 
 /// The message that is made of a sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
     /// The sample itself, byte for byte.
@@ -26,7 +27,7 @@ pub enum Form {
 }
 
 /// The end of a run of a handler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// The handler returned a result.
@@ -43,7 +44,7 @@ pub enum Outcome {
 }
 
 /// The downstream service's answer to a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CallAnswer {
     /// The service answered.
@@ -55,13 +56,14 @@ pub enum CallAnswer {
 }
 
 /// An event of a round.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Event {
     /// Milliseconds since the round began.
     pub at_ms: u64,
-    /// The consumer process; `None` for the broker and for what concerns all processes. A process
-    /// that is started anew has another number.
+    /// The consumer process, if the event concerns one. A process that is started anew has another
+    /// number.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "u32")]
     pub process: Option<u32>,
     /// The event itself.
     #[serde(flatten)]
@@ -70,7 +72,7 @@ pub struct Event {
 
 /// The kind of an event, with its data. Samples are named by their numbers, from 1; keys by
 /// digests. No event has anything of a payload.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum What {
@@ -79,11 +81,13 @@ pub enum What {
         /// The number of the message in the round.
         message: usize,
         /// The sample that it is made of.
+        #[schemars(range(min = 1))]
         sample: usize,
         /// The form in which the sample was sent.
         form: Form,
-        /// The idempotency key of the message; `None` when none can be derived.
+        /// The idempotency key of the message, if one can be derived.
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "String")]
         key: Option<String>,
     },
     /// A process has started.
@@ -123,8 +127,9 @@ pub enum What {
         attempt: u32,
         /// `true` if an earlier attempt ended without an outcome.
         recovered: bool,
-        /// The number of messages in its batch; `None` when the handler takes them one by one.
+        /// The number of messages in its batch, if the handler takes batches.
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "usize")]
         batch: Option<usize>,
     },
     /// A run was asked to stop.
@@ -140,6 +145,7 @@ pub enum What {
         outcome: Outcome,
         /// A digest of its result, if it has completed.
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "String")]
         result: Option<String>,
     },
     /// A handler was told of a duplicate.
@@ -151,16 +157,19 @@ pub enum What {
     Called {
         /// The number of the call in the round.
         call: u64,
-        /// The sample whose values it has.
+        /// The sample whose values it has, if it has those of one.
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "usize", range(min = 1))]
         sample: Option<usize>,
         /// The step, for handlers with several effects.
         step: String,
         /// A digest of its `Idempotency-Key`, if it had one.
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "String")]
         idempotency_key: Option<String>,
-        /// The run of the handler that it belongs to.
+        /// The run of the handler that it belongs to, if that is known.
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "u64")]
         run: Option<u64>,
         /// `true` if it was made while the handler was told of a duplicate.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -214,8 +223,9 @@ pub enum What {
     Listed {
         /// The number of the effect in the list.
         effect: usize,
-        /// The sample whose values it has.
+        /// The sample whose values it has, if it has those of one.
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "usize", range(min = 1))]
         sample: Option<usize>,
         /// The step of the effect.
         step: String,
@@ -224,8 +234,9 @@ pub enum What {
     FaultBegan {
         /// The fault.
         fault: Fault,
-        /// The sample whose call or completion it began with.
+        /// The sample whose call or completion it began with, if it began with one.
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "usize", range(min = 1))]
         sample: Option<usize>,
     },
     /// A message was neither acknowledged nor a dead letter when the round was given up.
@@ -264,12 +275,12 @@ impl Recorder {
                 what,
             });
         }
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = now;
+        *self.last.lock() = now;
     }
 
     /// The time of the last event.
     pub(crate) fn last(&self) -> Instant {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.last.lock()
     }
 
     /// Returns what was written so far.
@@ -279,7 +290,7 @@ impl Recorder {
 
     /// A panic elsewhere does no harm: an event is pushed as a whole.
     fn events(&self) -> MutexGuard<'_, Vec<Event>> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+        self.events.lock()
     }
 }
 

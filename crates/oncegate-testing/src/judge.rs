@@ -9,6 +9,7 @@ mod doubles;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::defect::Defect;
@@ -19,12 +20,13 @@ use crate::history::{Event, Outcome};
 use crate::round::STOP_DEADLINE_MS;
 
 /// Something that must not happen, and what shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Violation {
-    /// The kind.
+    /// The kind of defect.
     pub defect: Defect,
-    /// The sample that it happened to, from 1; `None` when it concerns no single one.
+    /// The sample that it happened to, from 1, if it concerns a single one.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "usize", range(min = 1))]
     pub sample: Option<usize>,
     /// The violation in one sentence.
     pub what: String,
@@ -34,8 +36,9 @@ pub struct Violation {
     /// did not call the handler again because of a fault, so the handler has repeated the effect by
     /// itself, or a lease was lost on a busy machine.
     #[serde(skip_serializing_if = "is_zero")]
+    #[schemars(range(min = 1))]
     pub unexplained: u64,
-    /// The places of the events that show it.
+    /// The places in the timeline of the events that show it.
     pub events: Vec<usize>,
 }
 

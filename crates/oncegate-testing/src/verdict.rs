@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use crate::defect::Defect;
@@ -44,15 +45,16 @@ pub struct Verdict {
 }
 
 /// A defect that was found, in the simplest round that shows it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Finding {
     /// The violation; its places of events are those of [`timeline`](Self::timeline).
     #[serde(flatten)]
     pub violation: Violation,
     /// The defect of another finding that may be the only reason for this one.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Defect")]
     pub follows: Option<Defect>,
-    /// The round.
+    /// The number of the round.
     pub round: u64,
     /// The faults of the round that the defect needs.
     pub faults: Vec<Fault>,
@@ -60,11 +62,13 @@ pub struct Finding {
     pub left_out: Vec<Fault>,
     /// The samples to which the round was reduced, because the defect needs no others; empty when
     /// all are needed.
+    #[schemars(inner(range(min = 1)))]
     pub only_samples: Vec<usize>,
-    /// In how many rounds the defect was found.
+    /// The number of rounds in which the defect was found.
     pub rounds: u64,
     /// The time for which the trial had run when the defect was first found.
     #[serde(rename = "found_after_seconds", serialize_with = "as_seconds")]
+    #[schemars(with = "f64", range(min = 0))]
     pub found_after: Duration,
     /// The events of the round that concern the sample, or all processes.
     pub timeline: Vec<Event>,

@@ -1,6 +1,6 @@
 //! The topics of the rounds on a real broker, which are removed again.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -10,6 +10,7 @@ use oncegate::observe::Counters;
 use oncegate::source::Source;
 use oncegate::{BoxError, Message};
 use oncegate_testing::{Broker, Topic, Trial};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::ProveArgs;
 use super::tried::TriedConsumer;
@@ -115,7 +116,7 @@ impl Brokers {
 
 impl TrialCluster {
     fn topics(&self) -> MutexGuard<'_, Vec<String>> {
-        self.topics.lock().unwrap_or_else(PoisonError::into_inner)
+        self.topics.lock()
     }
 
     async fn facts(&self, topic: &str) -> Result<TopicFacts, Problem> {

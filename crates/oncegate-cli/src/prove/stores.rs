@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use oncegate::BoxError;
@@ -14,6 +14,7 @@ use oncegate::core::rules::Reply;
 use oncegate::core::store::{Checkup, Command, RecordSnapshot, Store, StoreError};
 use oncegate::sqlite::{SqliteStore, Synchronous};
 use oncegate_testing::Trial;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::RwLock;
 
 use crate::exit::{Exit, Problem};
@@ -216,7 +217,7 @@ impl KeptStore {
 
     /// A panic elsewhere does no harm: each change is a single insert.
     fn written(&self) -> MutexGuard<'_, WrittenKeys> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+        self.written.lock()
     }
 }
 

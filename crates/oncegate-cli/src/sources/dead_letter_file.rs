@@ -5,13 +5,14 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use oncegate::BoxError;
 use oncegate::dead_letters::{DeadLetter, DeadLetters};
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::output;
@@ -68,7 +69,7 @@ impl DeadLetterFile {
         let path = Arc::clone(&self.path);
         let opened = Arc::clone(&self.opened);
         let working = tokio::task::spawn_blocking(move || {
-            let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut opened = opened.lock();
             let file = match opened.take() {
                 Some(file) => file,
                 None => OpenFile::at(&path)?,

@@ -11,7 +11,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -20,6 +20,7 @@ use oncegate::dead_letters::millis_since_1970;
 use oncegate::observe::Observer;
 use oncegate::source::{AckHandle, Delivery, Source, SourceError};
 use oncegate::{Message, Origin};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::sync::Mutex as AsyncMutex;
 
@@ -259,8 +260,8 @@ struct LinesState {
 }
 
 impl Lines {
-    fn lock(&self) -> std::sync::MutexGuard<'_, LinesState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, LinesState> {
+        self.0.lock()
     }
 
     /// Returns the number of the line.

@@ -283,11 +283,13 @@ fn closed(mut schema: serde_json::Value) -> serde_json::Value {
     match &mut schema {
         serde_json::Value::Object(members) => {
             if members.contains_key("properties") {
-                members.insert("additionalProperties".to_owned(), json!(false));
+                members.insert("unevaluatedProperties".to_owned(), json!(false));
             }
+            // The kinds of events share what each event has.
             members
-                .values_mut()
-                .for_each(|member| *member = closed(member.take()));
+                .iter_mut()
+                .filter(|(name, _)| *name != "oneOf")
+                .for_each(|(_, member)| *member = closed(member.take()));
         }
         serde_json::Value::Array(items) => items
             .iter_mut()

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Checkup, Command, RecordSnapshot, Store, StoreError, Survives};
 use crate::key::{Scope, StoreKey};
@@ -52,7 +52,7 @@ impl MemoryStore {
     /// Locks the maps. A panic elsewhere leaves them consistent, because each change is a single
     /// insert or remove.
     fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock()
     }
 }
 

@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use fastrand::Rng;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::key::{Scope, StoreKey};
 use crate::rules::Reply;
@@ -176,7 +177,7 @@ impl FaultStore {
     /// Locks the network. Every change is complete before the lock is released, so a panic
     /// elsewhere does no harm.
     fn network(&self) -> MutexGuard<'_, Network> {
-        self.network.lock().unwrap_or_else(PoisonError::into_inner)
+        self.network.lock()
     }
 
     /// Decides all faults of a call at once, so that one seed gives one sequence of faults.

@@ -17,16 +17,10 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use oncegate_tls::{Authorities, Part, Pem, Proof, TlsClient, Unusable};
 use rdkafka::config::ClientConfig;
-use rustls::client::WebPkiServerVerifier;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{
-    AlertDescription, CertificateError, DigitallySignedStruct, Error as TlsError, RootCertStore,
-    SignatureScheme,
-};
+use rustls::pki_types::ServerName;
+use rustls::{AlertDescription, Error as TlsError};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -80,21 +74,19 @@ impl Tls {
                  (sasl.mechanism=OAUTHBEARER): {instead}"
             )));
         }
-        // Set here and not for the whole process: the program around this chooses its own.
-        let provider = Arc::new(ring::default_provider());
-        let verifier = verifier(config, &provider)?;
-        let builder = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| SourceError::caused("TLS cannot be used", error))?;
-        let builder = builder
-            .dangerous()
-            .with_custom_certificate_verifier(verifier);
-        let made = match identity(config)? {
-            Some((chain, key)) => builder
-                .with_client_auth_cert(chain, key)
-                .map_err(|error| unusable(CERTIFICATE, &error))?,
-            None => builder.with_no_client_auth(),
+        let client = TlsClient {
+            authorities: authorities(config),
+            proof: proof(config),
+            identity: identity(config)?,
         };
+        let made = client.config().map_err(|Unusable { part, why }| {
+            let what = match part {
+                Part::Authorities => AUTHORITIES,
+                Part::Certificate => CERTIFICATE,
+                Part::Key => KEY,
+            };
+            unusable(what, &why)
+        })?;
         Ok(Some(Self(TlsConnector::from(Arc::new(made)))))
     }
 
@@ -166,33 +158,17 @@ fn unusable(what: &str, error: &dyn Display) -> SourceError {
     ))
 }
 
-/// Returns the content of the file of `location`, or `pem` itself.
-fn pem(config: &ClientConfig, what: &str) -> Result<Option<Vec<u8>>, SourceError> {
-    if let Some(text) = config.get(&format!("{what}.pem")) {
-        return Ok(Some(text.as_bytes().to_vec()));
-    }
-    let Some(path) = config.get(&format!("{what}.location")) else {
-        return Ok(None);
-    };
-    let text =
-        std::fs::read(path).map_err(|error| unusable(what, &format_args!("{path}: {error}")))?;
-    Ok(Some(text))
-}
-
-fn certificates(what: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, SourceError> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let found = found.map_err(|error| unusable(what, &error))?;
-    if found.is_empty() {
-        return Err(unusable(what, &"no certificate in PEM is in it"));
-    }
-    Ok(found)
+/// The text of `pem`, or the file of `location`.
+fn pem(config: &ClientConfig, what: &str) -> Option<Pem> {
+    let text = config.get(&format!("{what}.pem"));
+    let file = config.get(&format!("{what}.location"));
+    text.map(|text| Pem::Text(text.as_bytes().to_vec()))
+        .or_else(|| file.map(|path| Pem::File(path.into())))
 }
 
 /// The client's certificate with its key.
-fn identity(
-    config: &ClientConfig,
-) -> Result<Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>, SourceError> {
-    let (chain, key) = match (pem(config, CERTIFICATE)?, pem(config, KEY)?) {
+fn identity(config: &ClientConfig) -> Result<Option<(Pem, Pem)>, SourceError> {
+    let (chain, key) = match (pem(config, CERTIFICATE), pem(config, KEY)) {
         (Some(chain), Some(key)) => (chain, key),
         (None, None) => return Ok(None),
         (Some(_), None) => {
@@ -208,13 +184,13 @@ fn identity(
             ));
         }
     };
-    if String::from_utf8_lossy(&key).contains("ENCRYPTED") {
+    let text = key.read().map_err(|error| unusable(KEY, &error))?;
+    if String::from_utf8_lossy(&text).contains("ENCRYPTED") {
         let why = "with a token (sasl.mechanism=OAUTHBEARER), topics are created, removed and described with a key without a \
                    password only (ssl.key.password)";
         return Err(unusable(KEY, &why));
     }
-    let key = PrivateKeyDer::from_pem_slice(&key).map_err(|error| unusable(KEY, &error))?;
-    Ok(Some((certificates(CERTIFICATE, &chain)?, key)))
+    Ok(Some((chain, key)))
 }
 
 /// Returns whether a property that is true by default is set to false, in one of librdkafka's words
@@ -224,104 +200,24 @@ fn is_off(config: &ClientConfig, name: &str) -> bool {
     set.is_some_and(|set| matches!(set.as_str(), "false" | "f" | "0"))
 }
 
-/// Returns the verifier that accepts or refuses a broker's certificate.
-fn verifier(
-    config: &ClientConfig,
-    provider: &Arc<CryptoProvider>,
-) -> Result<Arc<dyn ServerCertVerifier>, SourceError> {
-    let provider = Arc::clone(provider);
+fn proof(config: &ClientConfig) -> Proof {
+    let algorithm = config.get(IDENTIFICATION);
     if is_off(config, VERIFICATION) {
-        return Ok(Arc::new(Lenient {
-            provider,
-            chain: None,
-        }));
-    }
-    let roots = Arc::new(roots(config)?);
-    let chain = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider)).build();
-    let chain = chain.map_err(|error| unusable(AUTHORITIES, &error))?;
-    match config.get(IDENTIFICATION) {
-        Some(algorithm) if algorithm.eq_ignore_ascii_case("none") => Ok(Arc::new(Lenient {
-            provider,
-            chain: Some(chain),
-        })),
-        _ => Ok(chain),
+        Proof::Nothing
+    } else if algorithm.is_some_and(|algorithm| algorithm.eq_ignore_ascii_case("none")) {
+        Proof::Authority
+    } else {
+        Proof::Host
     }
 }
 
 /// The authorities of the properties, or those of this machine.
-fn roots(config: &ClientConfig) -> Result<RootCertStore, SourceError> {
-    let location = config.get("ssl.ca.location").map(Path::new);
-    let found = match (config.get("ssl.ca.pem"), location) {
-        (None, None) => rustls_native_certs::load_native_certs().certs,
-        (None, Some(probe)) if probe == Path::new(PROBE) => {
-            rustls_native_certs::load_native_certs().certs
-        }
-        (None, Some(folder)) if folder.is_dir() => {
-            rustls_native_certs::load_certs_from_paths(None, Some(folder)).certs
-        }
-        _ => certificates(AUTHORITIES, &pem(config, AUTHORITIES)?.unwrap_or_default())?,
-    };
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(found);
-    if roots.is_empty() {
-        return Err(unusable(AUTHORITIES, &"there is no list of authorities"));
-    }
-    Ok(roots)
-}
-
-/// Accepts certificates that name another host; without a `chain`, also those of unknown
-/// authorities.
-#[derive(Debug)]
-struct Lenient {
-    provider: Arc<CryptoProvider>,
-    chain: Option<Arc<WebPkiServerVerifier>>,
-}
-
-impl ServerCertVerifier for Lenient {
-    fn verify_server_cert(
-        &self,
-        certificate: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        host: &ServerName<'_>,
-        ocsp: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, TlsError> {
-        let Some(chain) = &self.chain else {
-            return Ok(ServerCertVerified::assertion());
-        };
-        match chain.verify_server_cert(certificate, intermediates, host, ocsp, now) {
-            // The name is compared last.
-            Err(TlsError::InvalidCertificate(
-                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-            )) => Ok(ServerCertVerified::assertion()),
-            verified => verified,
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
+fn authorities(config: &ClientConfig) -> Authorities {
+    match pem(config, AUTHORITIES) {
+        None => Authorities::Machine,
+        Some(Pem::File(probe)) if probe == Path::new(PROBE) => Authorities::Machine,
+        Some(Pem::File(folder)) if folder.is_dir() => Authorities::Folder(folder),
+        Some(pem) => Authorities::Pem(pem),
     }
 }
 

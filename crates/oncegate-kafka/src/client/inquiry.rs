@@ -7,9 +7,9 @@
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use rdkafka::client::{ClientContext, OAuthToken};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
@@ -236,7 +236,7 @@ impl InquiryContext {
     }
 
     fn first_refusal(&self) -> MutexGuard<'_, Option<LoginRefusal>> {
-        self.refusal.lock().unwrap_or_else(PoisonError::into_inner)
+        self.refusal.lock()
     }
 
     fn is_group_denied(&self) -> bool {

@@ -6,9 +6,9 @@
 //! and it says how many were left out.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rdkafka::config::RDKafkaLogLevel;
 
 /// The time in which the same line is logged once.
@@ -26,7 +26,7 @@ type LeftOut = Option<u64>;
 /// Returns how many lines like this one were left out since the last one that was logged; `None` to
 /// leave it out, too.
 pub(crate) fn worth_logging(line: &str) -> Option<LeftOut> {
-    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut logged = LOGGED.lock();
     let left_out = logged.get_or_insert_default().note(line, Instant::now())?;
     Some((left_out > 0).then_some(left_out))
 }

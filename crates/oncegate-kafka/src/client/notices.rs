@@ -10,8 +10,8 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use rdkafka::config::RDKafkaLogLevel;
 
 use crate::partitions::partition::Partition;
@@ -88,7 +88,7 @@ impl Notices {
     }
 
     fn heard(&self) -> MutexGuard<'_, Heard> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+        self.heard.lock()
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::error::Error;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::{Mutex, MutexGuard};
 use rdkafka::client::{ClientContext, OAuthToken};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
@@ -209,7 +210,7 @@ impl DurableProducer {
     }
 
     fn current(&self) -> MutexGuard<'_, Current> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        self.current.lock()
     }
 }
 
@@ -355,7 +356,7 @@ impl ProducerContext {
     }
 
     fn refusal(&self) -> MutexGuard<'_, Option<String>> {
-        self.refusal.lock().unwrap_or_else(PoisonError::into_inner)
+        self.refusal.lock()
     }
 }
 

@@ -2,12 +2,13 @@
 //! meanwhile.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use futures_util::future::{join_all, select_all};
+use parking_lot::Mutex;
 
 use super::retry_headers;
 use super::retry_tier::RetryTier;
@@ -198,11 +199,7 @@ impl Source for KafkaRetries {
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
         self.check()?;
         let producer = DurableProducer::new(&self.queue.brokers, self.queue.properties.clone())?;
-        *self
-            .queue
-            .producer
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(producer));
+        *self.queue.producer.lock() = Some(Arc::new(producer));
         // After an error the consumer calls this again: some may be open already.
         for source in self.sources().filter(|source| !source.is_open()) {
             source.open(Arc::clone(&observer)).await?;
@@ -281,11 +278,7 @@ impl RetryQueue for RetryTopics {
     }
 
     async fn send(&self, message: &Message, wait: Duration) -> Result<(), BoxError> {
-        let producer = self
-            .producer
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let producer = self.producer.lock().clone();
         let producer = producer.ok_or("the retry topics have not been opened")?;
         let tier = self.tiers.iter().find(|(of_tier, _)| *of_tier == wait);
         let (_, topic) = tier.ok_or_else(|| format!("no retry topic has a wait of {wait:?}"))?;

@@ -3,9 +3,9 @@
 // invariant (all tests): retry-topic
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep_until};
 
 use super::ack_handle;
@@ -74,7 +74,7 @@ impl RetryTier {
     }
 
     fn waiting(&self) -> MutexGuard<'_, WaitingMessages> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 }
 

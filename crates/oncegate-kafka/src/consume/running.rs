@@ -1,6 +1,6 @@
 //! The life of a `KafkaSource`: it opens, receives as a member of its group, and closes.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -30,10 +30,7 @@ impl Source for KafkaSource {
     }
 
     fn annotate_commits(&self, annotation: CommitAnnotation) {
-        *self
-            .annotation
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(annotation);
+        *self.annotation.lock() = Some(annotation);
     }
 
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
@@ -48,11 +45,7 @@ impl Source for KafkaSource {
                 "the login to Kafka is sent to another machine in plain text: set security.protocol to SASL_SSL"
             );
         }
-        let annotation = self
-            .annotation
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let annotation = self.annotation.lock().clone();
         let member = Arc::new(self.settings.member(
             Arc::clone(&self.totals),
             observer,
@@ -74,8 +67,8 @@ impl Source for KafkaSource {
         let opening = opening.await;
         opening
             .unwrap_or_else(|_| Err(SourceError::new("the Kafka consumer ended while opening")))?;
-        *self.member.lock().unwrap_or_else(PoisonError::into_inner) = Some(member);
-        *self.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(RunningMember {
+        *self.member.lock() = Some(member);
+        *self.running.lock() = Some(RunningMember {
             left: leaving,
             gone: going,
         });
@@ -99,12 +92,7 @@ impl Source for KafkaSource {
     }
 
     async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
-        let Some(running) = self
-            .running
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-        else {
+        let Some(running) = self.running.lock().take() else {
             return Ok(());
         };
         let member = self.member()?;
@@ -140,12 +128,7 @@ impl Source for KafkaSource {
 impl Drop for KafkaSource {
     /// Leaves the group as `close` does, without waiting for the end.
     fn drop(&mut self) {
-        if let Some(member) = self
-            .member
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-        {
+        if let Some(member) = self.member.lock().take() {
             member.leave(Instant::now() + member.drain_timeout + member.commit_patience);
         }
     }

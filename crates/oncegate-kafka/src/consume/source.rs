@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::ask::rights;
@@ -336,7 +337,7 @@ impl KafkaSource {
     }
 
     pub(super) fn member(&self) -> Result<Arc<Member>, SourceError> {
-        let member = self.member.lock().unwrap_or_else(PoisonError::into_inner);
+        let member = self.member.lock();
         member
             .clone()
             .ok_or_else(|| SourceError::new("the Kafka source has not been opened"))

@@ -1,8 +1,10 @@
 //! The bounded, ordered buffer of messages that are fetched and not yet received.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::wake::Wake;
 use crate::partitions::assignment::{Assignment, Receipt};
@@ -137,11 +139,7 @@ impl Buffer {
             if left.is_zero() {
                 break;
             }
-            queue = self
-                .room
-                .wait_timeout(queue, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.room.wait_for(&mut queue, left);
         }
         queue.awaited = false;
         !self.full(&queue)
@@ -167,7 +165,7 @@ impl Buffer {
     }
 
     fn queue(&self) -> MutexGuard<'_, FetchedQueue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 }
 

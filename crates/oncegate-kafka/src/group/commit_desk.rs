@@ -1,8 +1,8 @@
 //! Requests for commits, and the part of a client's context that the commit thread needs.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rdkafka::consumer::ConsumerContext;
 
 use crate::partitions::assignments::Assignments;
@@ -113,11 +113,7 @@ impl CommitDesk {
             if left.is_zero() {
                 return true;
             }
-            orders = self
-                .changed
-                .wait_timeout(orders, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.changed.wait_for(&mut orders, left);
         }
         false
     }
@@ -137,11 +133,7 @@ impl CommitDesk {
                     "the broker did not answer a commit in time".to_owned(),
                 );
             }
-            orders = self
-                .changed
-                .wait_timeout(orders, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.changed.wait_for(&mut orders, left);
         }
         orders.outcome.clone()
     }
@@ -170,11 +162,7 @@ impl CommitDesk {
             if orders.asked > orders.done || left.is_zero() {
                 return Some(orders.asked);
             }
-            orders = self
-                .changed
-                .wait_timeout(orders, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.changed.wait_for(&mut orders, left);
         }
     }
 
@@ -186,7 +174,7 @@ impl CommitDesk {
     }
 
     fn orders(&self) -> MutexGuard<'_, Orders> {
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+        self.orders.lock()
     }
 }
 

@@ -1,7 +1,8 @@
 //! The connection of a client, as far as the client reports it.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// The state of a client's connections, from its statistics.
 #[derive(Debug, Default)]
@@ -65,7 +66,7 @@ impl Connection {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -7,10 +7,10 @@
 //! client without a connection is replaced.
 
 use std::error::Error;
-use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rdkafka::client::{ClientContext, OAuthToken};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
@@ -168,10 +168,7 @@ struct Quiet {
 
 impl Quiet {
     fn refusal(&self) -> Option<String> {
-        self.refusal
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.refusal.lock().clone()
     }
 }
 
@@ -188,7 +185,7 @@ impl ClientContext for Quiet {
 
     fn error(&self, error: KafkaError, reason: &str) {
         if let Some(refusal) = login_refusal(&error, reason, self.tokens.is_some()) {
-            *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal);
+            *self.refusal.lock() = Some(refusal);
         }
     }
 }

@@ -2,8 +2,10 @@
 //! partitions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::buffer::Buffer;
 use super::commit_desk::CommitOutcome;
@@ -127,7 +129,7 @@ impl Member {
 
     /// Records that the poll thread begins another round.
     pub(crate) fn polling(&self, held: bool) {
-        *self.polls.lock().unwrap_or_else(PoisonError::into_inner) = Polls {
+        *self.polls.lock() = Polls {
             last: Some(Instant::now()),
             held,
         };
@@ -135,7 +137,7 @@ impl Member {
 
     /// Returns the state of the poll thread.
     pub(crate) fn polls(&self) -> Polls {
-        *self.polls.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.polls.lock()
     }
 
     /// Asks the poll thread to leave the group. The first deadline counts.
@@ -150,26 +152,17 @@ impl Member {
 
     /// Keeps why a login has failed until the poll thread has reported it.
     pub(crate) fn login_failed(&self, failure: LoginFailure) {
-        *self
-            .login_failure
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(failure);
+        *self.login_failure.lock() = Some(failure);
     }
 
     /// Returns why the last login has failed, since it was last asked.
     pub(crate) fn take_login_failure(&self) -> Option<LoginFailure> {
-        self.login_failure
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        self.login_failure.lock().take()
     }
 
     /// Returns why the member left without the last commit, if it did.
     pub(crate) fn take_uncommitted(&self) -> Option<String> {
-        self.uncommitted
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        self.uncommitted.lock().take()
     }
 
     /// Ends all epochs, because the client is no longer a member and gets no callback for it: other
@@ -213,10 +206,7 @@ impl Member {
 
     /// Records whether the client is a member of the group that waits for nothing.
     pub(crate) fn settled(&self, is_settled: bool) {
-        let mut idle_since = self
-            .idle_since
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut idle_since = self.idle_since.lock();
         if is_settled {
             self.failures.succeeded(JOIN);
         }
@@ -296,10 +286,7 @@ impl Member {
             | CommitOutcome::Failed(error) => {
                 tracing::warn!(error, "partitions were revoked without their last commit");
                 if self.leaving().is_some() {
-                    *self
-                        .uncommitted
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    *self.uncommitted.lock() = Some(error);
                 }
             }
         }
@@ -386,12 +373,6 @@ mod tests {
         let never =
             |_| CommitOutcome::Failed("the broker did not answer a commit in time".to_owned());
         member.revoked(&[partition], false, never);
-        assert!(
-            member
-                .uncommitted
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .is_none()
-        );
+        assert!(member.uncommitted.lock().is_none());
     }
 }

@@ -6,9 +6,11 @@
 //!
 //! This file does not depend on a broker.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::clock::Clock;
 use super::fetch_limits::{Backlog, Totals};
@@ -51,18 +53,14 @@ impl Shared {
 
     /// Waits until no attempt is `running`, and returns how many still run at `deadline`.
     pub(super) fn wait_drained(&self, running: impl Fn() -> u32, deadline: Instant) -> u32 {
-        let mut draining = self.draining.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut draining = self.draining.lock();
         loop {
             let still = running();
             let left = deadline.saturating_duration_since(Instant::now());
             if still == 0 || left.is_zero() {
                 return still;
             }
-            draining = self
-                .drained
-                .wait_timeout(draining, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.drained.wait_for(&mut draining, left);
         }
     }
 }
@@ -361,12 +359,7 @@ impl Assignment {
         if before == REVOKED | 1 {
             // Taking the lock orders this after the drain's check of the count, so the drain cannot
             // miss the wake-up.
-            drop(
-                self.shared
-                    .draining
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner),
-            );
+            drop(self.shared.draining.lock());
             self.shared.drained.notify_all();
         }
     }
@@ -430,7 +423,7 @@ impl Assignment {
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ledger.lock()
     }
 }
 

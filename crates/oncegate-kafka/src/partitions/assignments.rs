@@ -6,9 +6,11 @@
 //!
 //! This file does not depend on a broker.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::assignment::{Assignment, Begin, Due, Shared};
 #[cfg(test)]
@@ -252,7 +254,7 @@ impl Assignments {
     }
 
     fn current(&self) -> MutexGuard<'_, PartitionMap<Arc<Assignment>>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        self.current.lock()
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use rdkafka::config::ClientConfig;
 use rdkafka::message::{Header, OwnedHeaders};
 
@@ -102,7 +103,7 @@ impl KafkaDeadLetters {
     }
 
     fn producer(&self) -> Result<Arc<DurableProducer>, BoxError> {
-        let producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
+        let producer = self.producer.lock();
         producer
             .clone()
             .ok_or_else(|| "the dead-letter topic has not been opened".into())
@@ -140,7 +141,7 @@ impl DeadLetters for KafkaDeadLetters {
         )
         .await?;
         rights::refuse(&self.brokers, &missing)?;
-        *self.producer.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(producer));
+        *self.producer.lock() = Some(Arc::new(producer));
         Ok(())
     }
 

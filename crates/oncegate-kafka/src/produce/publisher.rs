@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 
 use crate::client::producer::{self, Content, DurableProducer};
 use crate::client::properties::Properties;
@@ -75,7 +76,7 @@ impl KafkaPublisher {
 
     /// Returns the producer, which the first call makes.
     fn producer(&self) -> Result<Arc<DurableProducer>, BoxError> {
-        let mut producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut producer = self.producer.lock();
         match &*producer {
             Some(producer) => Ok(Arc::clone(producer)),
             None => {

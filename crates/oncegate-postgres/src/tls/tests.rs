@@ -1,3 +1,5 @@
+use std::path::Path;
+
 use super::*;
 
 #[test]
@@ -8,7 +10,7 @@ fn the_parameters_about_tls_are_taken_out_of_the_url() {
         rest,
         "postgres://u:p%40@db:5432/shop?application_name=a%20b"
     );
-    let file = Some(Authorities::File("/etc/ca.pem".into()));
+    let file = Some(Root::File("/etc/ca.pem".into()));
     assert_eq!(
         (parameters.mode, parameters.root),
         (Some(Mode::VerifyCa), file)
@@ -16,7 +18,7 @@ fn the_parameters_about_tls_are_taken_out_of_the_url() {
     let (rest, parameters) =
         Parameters::split("postgres://db/shop?sslrootcert=system").expect("it is right");
     let system = Parameters {
-        root: Some(Authorities::System),
+        root: Some(Root::System),
         ..Parameters::default()
     };
     assert_eq!(
@@ -43,8 +45,10 @@ fn an_error_names_the_parameter() {
 fn mode_at(url: &str, root: Option<&Path>) -> Result<Mode, StoreError> {
     let (rest, parameters) = Parameters::split(url)?;
     let mut config: Config = rest.parse().expect("it is right");
-    let tls = Tls::new(parameters.or_root(root.map(Path::to_owned)), &mut config)?;
-    Ok(tls.map_or(Mode::Disable, |tls| tls.mode))
+    let parameters = parameters.or_root(root.map(Path::to_owned));
+    let mode = parameters.mode_to(&config);
+    Tls::new(parameters, &mut config)?;
+    Ok(mode)
 }
 
 #[test]

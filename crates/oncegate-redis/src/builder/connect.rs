@@ -1,9 +1,10 @@
 //! Connects a store with the options of its builder.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use deadpool_redis::Pool;
 use oncegate_core::store::StoreError;
+use parking_lot::Mutex;
 use redis::ConnectionInfo;
 
 use super::{Origin, RedisBuilder, SentinelLogin};

@@ -16,9 +16,9 @@
 //! All rules are in [`apply`], which is pure: time and outcomes are parameters.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -358,7 +358,7 @@ impl Switch {
     /// Returns whether the last run has failed, which may be the beginning of an outage: a run of
     /// another key then says more than another run of a key that has failed already.
     pub(super) fn is_in_doubt(&self) -> bool {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         let has_failed = matches!(state.last.back(), Some((_, RunResult::Failure)));
         has_failed && state.phase == CircuitPhase::Closed
     }
@@ -377,10 +377,7 @@ impl Switch {
     }
 
     fn phase(&self) -> CircuitPhase {
-        self.state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .phase
+        self.state.lock().phase
     }
 
     /// Applies an event, and returns the phases before and after it.
@@ -389,7 +386,7 @@ impl Switch {
             return (CircuitPhase::Closed, CircuitPhase::Closed);
         };
         let (before, after) = {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.lock();
             let before = state.phase;
             *state = apply(Instant::now(), limits, std::mem::take(&mut *state), event);
             if state.phase != before && matches!(event, BreakerEvent::Ran { .. }) {

@@ -1,8 +1,8 @@
 //! The limits on what the consumer holds between the source and the ack.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::schedule::MessageCounts;
@@ -151,7 +151,7 @@ impl InFlight {
     }
 
     fn load(&self) -> MutexGuard<'_, Load> {
-        self.load.lock().unwrap_or_else(PoisonError::into_inner)
+        self.load.lock()
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::shared::{Route, Shared};
@@ -154,7 +155,7 @@ impl Life {
     }
 
     fn lock(&self) -> MutexGuard<'_, (Phase, Option<String>)> {
-        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+        self.phase.lock()
     }
 }
 

@@ -6,8 +6,10 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::health::{FailureLog, SourceFailure};
 
@@ -74,9 +76,7 @@ impl RetryWrites {
     }
 
     fn unwritten(&self) -> MutexGuard<'_, Unwritten> {
-        self.unwritten
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.unwritten.lock()
     }
 }
 

@@ -5,11 +5,12 @@
 //! received so far. With a backlog that is one write for thousands of messages.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::store::StoreError;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -158,7 +159,7 @@ impl Session {
 
     /// Locks the numbers. Each change leaves them consistent, so a panic elsewhere does no harm.
     fn lock(&self) -> MutexGuard<'_, Received> {
-        self.received.lock().unwrap_or_else(PoisonError::into_inner)
+        self.received.lock()
     }
 }
 
@@ -278,7 +279,7 @@ mod tests {
         }
 
         fn sizes(&self) -> Vec<usize> {
-            self.lists.lock().unwrap().values().map(Vec::len).collect()
+            self.lists.lock().values().map(Vec::len).collect()
         }
     }
 
@@ -286,7 +287,7 @@ mod tests {
     impl Sessions for Written {
         async fn add(&self, list: NewList) -> Result<(), StoreError> {
             self.answer()?;
-            let mut lists = self.lists.lock().unwrap();
+            let mut lists = self.lists.lock();
             lists.retain(|number, _| !list.finished.contains(number));
             lists.insert(list.number, list.digests);
             Ok(())
@@ -294,12 +295,12 @@ mod tests {
 
         async fn beat(&self, _: SessionId, silent_for: Duration) -> Result<Vec<i64>, StoreError> {
             self.answer()?;
-            self.silent_for.lock().unwrap().push(silent_for);
-            Ok(self.suspects.lock().unwrap().clone())
+            self.silent_for.lock().push(silent_for);
+            Ok(self.suspects.lock().clone())
         }
 
         async fn end(&self, _: SessionId) -> Result<(), StoreError> {
-            self.lists.lock().unwrap().clear();
+            self.lists.lock().clear();
             Ok(())
         }
     }
@@ -395,7 +396,6 @@ mod tests {
             written
                 .lists
                 .lock()
-                .unwrap()
                 .values()
                 .flatten()
                 .copied()
@@ -422,18 +422,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_key_of_a_session_that_ended_without_a_word_is_suspect_and_suspects_are_read_again() {
         let (session, written) = session();
-        *written.suspects.lock().unwrap() = vec![digest(7)];
+        *written.suspects.lock() = vec![digest(7)];
         let seven = session.receive(&key(7));
         let eight = session.receive(&key(8));
         assert!(seven.list().await.unwrap() && !eight.list().await.unwrap());
         // A process that started a moment ago may follow one that has just ended.
-        assert_eq!(*written.silent_for.lock().unwrap(), [Duration::ZERO]);
+        assert_eq!(*written.silent_for.lock(), [Duration::ZERO]);
         tokio::time::advance(SILENCE * 2).await;
-        *written.suspects.lock().unwrap() = vec![digest(8)];
+        *written.suspects.lock() = vec![digest(8)];
         assert!(!seven.list().await.unwrap() && eight.list().await.unwrap());
-        assert_eq!(
-            *written.silent_for.lock().unwrap(),
-            [Duration::ZERO, SILENCE]
-        );
+        assert_eq!(*written.silent_for.lock(), [Duration::ZERO, SILENCE]);
     }
 }

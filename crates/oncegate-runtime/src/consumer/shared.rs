@@ -1,8 +1,9 @@
 //! The state that all parts of a running consumer share.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -205,9 +206,7 @@ impl Shared {
     }
 
     pub(super) fn dead_letter_guard(&self) -> MutexGuard<'_, DeadLetterGuard> {
-        self.dead_letter_guard
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.dead_letter_guard.lock()
     }
 
     /// Returns whether the prefetch pays: it costs a read for each message that is not completed,

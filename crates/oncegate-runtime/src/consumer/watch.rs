@@ -3,10 +3,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::schedule::Shard;
@@ -267,11 +268,11 @@ impl Watch {
     }
 
     fn units(&self) -> MutexGuard<'_, HashMap<u64, Arc<UnitInProgress>>> {
-        self.units.lock().unwrap_or_else(PoisonError::into_inner)
+        self.units.lock()
     }
 
     fn look(&self) -> MutexGuard<'_, Look> {
-        self.look.lock().unwrap_or_else(PoisonError::into_inner)
+        self.look.lock()
     }
 }
 
@@ -354,7 +355,7 @@ impl UnitInProgress {
     }
 
     fn attempts(&self) -> MutexGuard<'_, Attempts> {
-        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.attempts.lock()
     }
 }
 

@@ -1,13 +1,13 @@
 //! A store in memory that takes the store's place while it is away and the consumer fails open.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{Record, State, StoreTime};
 use oncegate_core::rules::{Reply, apply};
 use oncegate_core::store::{Checkup, Command, RecordSnapshot, Store, StoreError, Survives};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// The most messages whose attempts are remembered while they wait for their retry.
@@ -47,7 +47,7 @@ impl Store for FailOpenStore {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         let now = self.now();
         // A panic elsewhere leaves the map consistent: each change is one insert or remove.
-        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut records = self.records.lock();
         let replies = commands.into_iter().map(|Command { key, operation }| {
             let (record, reply) = apply(now, records.remove(&key), &operation);
             if let Some(record) = record.filter(has_not_ended) {
@@ -64,7 +64,7 @@ impl Store for FailOpenStore {
 
     async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let now = self.now();
-        let records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        let records = self.records.lock();
         let found = keys.iter().map(|key| {
             Ok(records.get(key).map(|record| RecordSnapshot {
                 now,

@@ -123,11 +123,11 @@ mod tests {
         reason = "a test that cannot go on has failed"
     )]
 
-    use std::sync::Mutex;
     use std::time::Duration;
 
     use oncegate_core::key::{Key, StoreKey};
     use oncegate_core::store::Store as _;
+    use parking_lot::Mutex;
     use tokio::sync::Notify;
 
     use super::*;
@@ -142,7 +142,7 @@ mod tests {
 
     impl Journal for Kept {
         fn note(&self, entry: JournalEntry) -> u64 {
-            let mut entries = self.0.lock().unwrap();
+            let mut entries = self.0.lock();
             entries.push(entry);
             self.1.notify_one();
             u64::from(entries.len().is_multiple_of(3))
@@ -209,7 +209,7 @@ mod tests {
         // It is marked already, so there is no entry.
         execute(&store, &key, Operation::HandOver { by }).await;
 
-        let entries = kept.0.lock().unwrap().clone();
+        let entries = kept.0.lock().clone();
         let noted: Vec<_> = entries
             .iter()
             .map(|entry| (&*entry.event, entry.reason.as_deref()))
@@ -259,14 +259,14 @@ mod tests {
         open.lease_renewer
             .finish_later(key, lease.completion(bytes::Bytes::new()));
         let completed = async {
-            while kept.0.lock().unwrap().len() < 2 {
+            while kept.0.lock().len() < 2 {
                 kept.1.notified().await;
             }
         };
         tokio::time::timeout(Duration::from_secs(60), completed)
             .await
             .expect("in time");
-        let entries = kept.0.lock().unwrap().clone();
+        let entries = kept.0.lock().clone();
         assert_eq!(
             (&*entries[1].event, &entries[1].key),
             ("completed", &entries[0].key)

@@ -1,7 +1,7 @@
 //! The lease: the right to run a handler once, and how it ends.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,6 +9,7 @@ use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Recovery, Token, TokenTag};
 use oncegate_core::rules::{Grant, Operation, ReleaseCause, Reply};
 use oncegate_core::store::StoreError;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 

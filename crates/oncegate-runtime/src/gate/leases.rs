@@ -3,11 +3,12 @@
 //!
 //! The lease renewer extends what stands in the table; the guard's drop takes its lease out.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::Token;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use crate::attempt::Attempt;
@@ -48,7 +49,7 @@ impl Leases {
     /// Locks the slots. Each change below leaves them consistent, so a panic elsewhere does no
     /// harm.
     pub(super) fn lock(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 
     pub(super) fn insert(&self, held: Held) -> usize {

@@ -17,13 +17,14 @@ mod finding;
 mod records;
 mod writing;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use oncegate_core::key::Scope;
 use oncegate_core::record::whole_millis;
 use oncegate_core::store::{DeadLetterStop, Epoch, ScopeDescriptor, Store, StoreError};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use self::finding::{Evidence, Loss, is_settled};
@@ -189,7 +190,7 @@ impl LossWatch {
 
     /// Locks the state. Every change leaves it consistent, so a panic elsewhere does no harm.
     fn lock(&self) -> MutexGuard<'_, LossState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The longest lease of any gate in the scope.

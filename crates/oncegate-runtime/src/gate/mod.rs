@@ -361,7 +361,7 @@ impl Gate {
     /// a test on paused time runs the same way every time.
     #[cfg(feature = "testing")]
     pub fn simulated(mut self, seed: u64) -> Self {
-        self.entropy = Arc::new(Entropy::Seeded(std::sync::Mutex::new(
+        self.entropy = Arc::new(Entropy::Seeded(parking_lot::Mutex::new(
             fastrand::Rng::with_seed(seed),
         )));
         self.heartbeats = lease_renewer::RenewerThread::CallersRuntime;

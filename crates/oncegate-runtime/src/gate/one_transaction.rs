@@ -1,12 +1,13 @@
 //! A run whose claim and completion are one transaction.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{Recovery, State, Token, TokenTag};
 use oncegate_core::rules::Grant;
 use oncegate_core::store::{Epoch, ScopeDescriptor, StoreError};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;

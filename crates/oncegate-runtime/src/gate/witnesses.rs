@@ -3,12 +3,12 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{State, Token, TokenTag};
 use oncegate_core::store::{RecordSnapshot, Store, StoreError};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// The number of records of earlier checks that are read again.
@@ -102,7 +102,7 @@ impl Sample {
 impl Witnesses {
     /// Locks the lists. Every change leaves them consistent, so a panic elsewhere does no harm.
     fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock()
     }
 
     /// Notes that the store has confirmed this completion of an attempt that began at `begun`. Only

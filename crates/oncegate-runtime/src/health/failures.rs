@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Phase, Reason, SOURCE_LIMIT, SourceFailure, Status};
 
@@ -87,7 +88,7 @@ impl FailureLog {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Failing>> {
-        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.failing.lock()
     }
 }
 

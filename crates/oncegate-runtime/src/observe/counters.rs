@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::{Event, Observer};
 
@@ -43,11 +44,7 @@ impl Counters {
 
     /// Returns every count so far that is not zero, by name and label.
     pub fn snapshot(&self) -> BTreeMap<(&'static str, &'static str), u64> {
-        let mut counts = self
-            .counts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let mut counts = self.counts.lock().clone();
         let frequent = FREQUENT
             .into_iter()
             .zip(&self.frequent)
@@ -68,11 +65,6 @@ impl Observer for Counters {
             counter.fetch_add(count, Relaxed);
             return;
         }
-        *self
-            .counts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .entry((name, label))
-            .or_default() += count;
+        *self.counts.lock().entry((name, label)).or_default() += count;
     }
 }

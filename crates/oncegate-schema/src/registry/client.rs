@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -15,9 +14,8 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::{ClientConfig, RootCertStore};
+use oncegate_tls::{Authorities, Pem, TlsClient, Unusable};
+use rustls::ClientConfig;
 use serde::Deserialize;
 
 use crate::SchemaError;
@@ -206,25 +204,18 @@ fn secret(text: &str) -> Result<HeaderValue, SchemaError> {
 }
 
 fn tls(is_encrypted: bool, root: Option<&Path>) -> Result<ClientConfig, SchemaError> {
-    // The provider is set here and not for the whole process: other libraries choose their own.
-    let cryptography = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(cryptography)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| refuse(error.to_string()))?;
-    let mut roots = RootCertStore::empty();
-    if is_encrypted {
-        let certificates = match root {
-            None => rustls_native_certs::load_native_certs().certs,
-            Some(file) => {
-                let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
-                read.map_err(|error| refuse(format!("`tls_root` is {}: {error}", file.display())))?
-            }
-        };
-        if roots.add_parsable_certificates(certificates).0 == 0 {
-            return Err(refuse("no certificate authority for the registry: install them (`ca-certificates`), or set `tls_root`".to_owned()));
-        }
-    }
-    Ok(config.with_root_certificates(roots).with_no_client_auth())
+    let authorities = match root {
+        _ if !is_encrypted => Authorities::None,
+        None => Authorities::Machine,
+        Some(file) => Authorities::Pem(Pem::File(file.to_owned())),
+    };
+    let client = TlsClient {
+        authorities,
+        ..TlsClient::default()
+    };
+    client
+        .config()
+        .map_err(|Unusable { why, .. }| refuse(format!("the registry's `tls_root`: {why}")))
 }
 
 fn refuse(what: String) -> SchemaError {

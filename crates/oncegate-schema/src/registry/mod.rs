@@ -8,11 +8,12 @@ mod client;
 use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::HeaderValue;
 use oncegate_core::key::{KeyError, PrepareError};
+use parking_lot::RwLock;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -153,7 +154,7 @@ impl Schemas {
 
     /// The schema, if it was fetched.
     pub(crate) fn get(&self, name: SchemaName) -> Result<Arc<Schema>, KeyError> {
-        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.kept.read();
         match kept.schemas.get(&name) {
             None => Err(KeyError::NotPrepared),
             Some(Answer::Schema(schema)) => Ok(Arc::clone(schema)),
@@ -211,7 +212,7 @@ impl Schemas {
     }
 
     fn is_known(&self, name: SchemaName) -> bool {
-        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.kept.read();
         match kept.schemas.get(&name) {
             None => false,
             Some(Answer::Missing { since }) => since.elapsed() < MISSING_FOR,
@@ -220,7 +221,7 @@ impl Schemas {
     }
 
     fn keep(&self, name: SchemaName, answer: Answer) {
-        let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.write();
         let is_refused = !matches!(answer, Answer::Schema(_));
         if kept.schemas.insert(name, answer).is_none() && is_refused {
             kept.refused.push_back(name);

@@ -1,7 +1,8 @@
 //! The removal of expired records.
 
 use std::sync::mpsc;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::*;
 use oncegate_runtime::failure::BoxError;
@@ -166,10 +167,7 @@ async fn a_slow_archive_is_in_nobodys_way_and_what_is_claimed_meanwhile_stays() 
     let may_leave = Mutex::new(may_leave);
     let slow = move |expired: &[Expired]| -> Result<(), BoxError> {
         entered.send(expired.to_vec())?;
-        may_leave
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .recv()?;
+        may_leave.lock().recv()?;
         Ok(())
     };
     let store = eager(&place).archive(slow).open().await.unwrap();

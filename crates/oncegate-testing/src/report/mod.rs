@@ -10,6 +10,7 @@ mod schema;
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::fault::Fault;
@@ -22,32 +23,55 @@ pub use schema::schema;
 /// The format of the JSON document, in its member `schema`.
 pub const SCHEMA: &str = "oncegate.prove/1";
 
-/// The JSON document.
-#[derive(Serialize)]
+/// The JSON document with the verdict of a trial.
+#[derive(Serialize, JsonSchema)]
+#[schemars(title = "The report of oncegate prove")]
 struct VerdictDocument<'a> {
+    /// The name of this format.
+    #[schemars(extend("const" = SCHEMA))]
     schema: &'static str,
     /// `true` if nothing was found, and enough of the faults were tried.
     passed: bool,
+    /// The seed of the trial.
     seed: u64,
+    /// The time that the trial took.
+    #[schemars(range(min = 0))]
     seconds: f64,
+    /// The number of rounds that were played, the first one without faults among them.
     rounds: u64,
+    /// The number of messages that were sent.
     messages: u64,
+    /// The number of runs of a handler.
     runs: u64,
+    /// The number of effects that happened.
     effects: u64,
+    /// The number of calls that could not be assigned to a sample, and were not judged.
     unassigned: u64,
     /// The number of times that each fault has begun.
+    #[schemars(extend(
+        "propertyNames" = { "$ref": "#/$defs/Fault" },
+        "additionalProperties" = { "type": "integer", "minimum": 1 },
+    ))]
     faults: &'a BTreeMap<Fault, u64>,
+    /// `true` if enough of the faults were tried for a trial that passes: three of four.
     complete: bool,
+    /// The faults that were asked for and have not begun.
     untried: Vec<Fault>,
+    /// One for each kind of defect, from the simplest round that shows it.
     findings: Vec<FindingDocument<'a>>,
 }
 
-#[derive(Serialize)]
+/// A defect that was found, in the simplest round that shows it, with what it means.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Finding")]
 struct FindingDocument<'a> {
     #[serde(flatten)]
     finding: &'a Finding,
+    /// The meaning of the defect in production.
     meaning: &'static str,
+    /// The usual way to mend the defect.
     remedy: &'static str,
+    /// The command that plays the round again.
     repeat: String,
 }
 

@@ -1,7 +1,6 @@
 //! The runs of the moment: they tell to which run a call of the downstream service belongs.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 /// Runs and notices of duplicates that have begun and not ended.
@@ -150,7 +149,7 @@ impl Active {
     }
 
     fn state(&self) -> MutexGuard<'_, ActiveState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

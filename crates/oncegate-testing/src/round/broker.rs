@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,6 +15,7 @@ use fastrand::Rng;
 use oncegate_runtime::observe::Observer;
 use oncegate_runtime::source::{AckHandle, Delivery, Source, SourceError};
 use oncegate_runtime::{BoxError, Message};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
@@ -98,7 +99,7 @@ impl EmbeddedBroker {
     /// A panic elsewhere does no harm: nothing in here can panic between two changes that belong
     /// together.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::Round;
@@ -156,12 +157,12 @@ struct FirstCall {
 impl Ledger {
     /// Returns whether each of these samples has had an effect.
     pub(super) fn has_effects_of(&self, mut samples: impl Iterator<Item = usize>) -> bool {
-        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.0.lock();
         samples.all(|sample| state.samples.contains(&sample))
     }
 
     fn next_call(&self) -> u64 {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         state.calls += 1;
         state.calls
     }
@@ -175,7 +176,7 @@ impl Ledger {
             key,
             body,
         } = *request;
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         state.samples.extend(sample);
         if let Some(first) = key.and_then(|key| state.by_key.get(key)) {
             return (first.answer.clone(), Some(first.clone()));

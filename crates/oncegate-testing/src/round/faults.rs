@@ -1,9 +1,9 @@
 //! The faults that begin with a call, a run or a completion.
 
-use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use oncegate_core::key::StoreKey;
+use parking_lot::MutexGuard;
 use tokio::time::Instant;
 
 use super::Round;
@@ -53,7 +53,7 @@ impl Round {
     }
 
     fn strikes(&self) -> MutexGuard<'_, Vec<Strike>> {
-        self.strikes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.strikes.lock()
     }
 
     /// Begins the fault of a call for this sample. Faults of the broker and the store begin here
@@ -137,10 +137,7 @@ impl Round {
             }
             Fault::StoreOutage => {
                 let until = Instant::now() + time;
-                *self
-                    .store_away_until
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner) = Some(until);
+                *self.store_away_until.lock() = Some(until);
                 None
             }
             _ => None,

@@ -19,8 +19,8 @@ mod watched;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -31,6 +31,7 @@ use oncegate_core::store::Store;
 use oncegate_core::testing::fault::{FaultStore, Faults};
 use oncegate_runtime::dead_letters::{DeadLetter, DeadLetters};
 use oncegate_runtime::{BoxError, Message, Origin};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -237,10 +238,7 @@ impl Round {
 
     /// Another process. Their numbers begin with 1.
     fn new_process(&self) -> Arc<Process> {
-        let mut processes = self
-            .processes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut processes = self.processes.lock();
         let process = Arc::new(Process::new(
             u32::try_from(processes.len() + 1).unwrap_or(u32::MAX),
         ));
@@ -253,10 +251,7 @@ impl Round {
     #[cfg(feature = "http")]
     fn process_with(&self, body: &serde_json::Value) -> Option<Arc<Process>> {
         let number = self.active.process_of(&self.owners(body))?;
-        let processes = self
-            .processes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let processes = self.processes.lock();
         processes
             .iter()
             .find(|process| process.number == number)
@@ -330,10 +325,7 @@ impl Round {
     }
 
     fn is_store_away(&self) -> bool {
-        let until = *self
-            .store_away_until
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let until = *self.store_away_until.lock();
         until.is_some_and(|until| Instant::now() < until)
     }
 
@@ -347,19 +339,13 @@ impl Round {
     /// From now on the stored result of this key is one that no handler can read, and its
     /// duplicates come.
     fn spoil_result(&self, key: StoreKey) {
-        self.undecodable
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(key);
+        self.undecodable.lock().insert(key);
         self.group.rewind();
     }
 
     /// The stored result of this key, as a handler gets it.
     fn result_of(&self, key: &StoreKey, stored: Bytes) -> Bytes {
-        let undecodable = self
-            .undecodable
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let undecodable = self.undecodable.lock();
         if undecodable.contains(key) {
             Bytes::from_static(UNDECODABLE)
         } else {
@@ -416,7 +402,7 @@ struct Letters {
 impl DeadLetters for Letters {
     async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError> {
         let message = self.round.number_of(&letter.message);
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.written.lock();
         if written.insert(letter.id(), message).is_none() {
             let cause = letter.cause.as_str();
             self.round

@@ -1,8 +1,8 @@
 //! A consumer process of a round, as far as faults concern it.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
@@ -41,18 +41,12 @@ impl Process {
 
     /// Lets the process stand still: its calls of the store wait.
     pub(crate) fn freeze(&self, time: Duration) {
-        *self
-            .frozen_until
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + time);
+        *self.frozen_until.lock() = Some(Instant::now() + time);
     }
 
     /// Resolves when the process does not stand still.
     pub(crate) async fn thawed(&self) {
-        let until = *self
-            .frozen_until
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let until = *self.frozen_until.lock();
         if let Some(until) = until {
             sleep_until(until).await;
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,6 +16,7 @@ use oncegate_runtime::source::{
     AckHandle, CommitAnnotation, Delivery, RetryQueue, Source, SourceError, Supply, Terms,
 };
 use oncegate_runtime::{BoxError, Message};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, mpsc};
 
@@ -123,7 +124,7 @@ impl RemoteGroup {
     }
 
     fn state(&self) -> MutexGuard<'_, TopicState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

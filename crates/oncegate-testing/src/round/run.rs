@@ -2,7 +2,7 @@
 //! message is finished.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, atomic};
+use std::sync::{Arc, atomic};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -10,6 +10,7 @@ use oncegate_core::key::{Key, Scope};
 use oncegate_core::store::Store;
 use oncegate_runtime::consumer::{BadKeys, DeadLetterLimit};
 use oncegate_runtime::{Backoff, BoxError, Consumer, ConsumerError, Gate, OnStoreLoss, Ordering};
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 

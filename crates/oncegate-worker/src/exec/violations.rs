@@ -1,6 +1,6 @@
 //! Counts how often workers break the protocol in a row.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 use tokio_util::sync::CancellationToken;
 
@@ -26,14 +26,11 @@ struct InARow {
 impl Violations {
     /// Notes a right answer.
     pub(super) fn forget(&self) {
-        self.in_a_row
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .count = 0;
+        self.in_a_row.lock().count = 0;
     }
 
     pub(super) fn note(&self, why: &str) {
-        let mut in_a_row = self.in_a_row.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut in_a_row = self.in_a_row.lock();
         in_a_row.count += 1;
         if in_a_row.count >= MOST_IN_A_ROW && in_a_row.reason.is_none() {
             in_a_row.reason = Some(format!(
@@ -51,10 +48,6 @@ impl Violations {
 
     /// Returns why the consumer must stop, if it must.
     pub(super) fn reason(&self) -> Option<String> {
-        self.in_a_row
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .reason
-            .clone()
+        self.in_a_row.lock().reason.clone()
     }
 }

@@ -16,7 +16,7 @@ mod wire;
 use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -25,6 +25,7 @@ use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::{Request, Response, Uri};
 use oncegate_runtime::Message;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use self::connect::CONNECT_TIMEOUT;
@@ -289,14 +290,14 @@ const PACING_MOST: Duration = Duration::from_secs(60);
 
 impl Pacing {
     async fn wait(&self) {
-        let until = self.0.lock().unwrap_or_else(PoisonError::into_inner).1;
+        let until = self.0.lock().1;
         if let Some(until) = until {
             tokio::time::sleep_until(until).await;
         }
     }
 
     fn note(&self, status: hyper::StatusCode, reply: &Reply) {
-        let mut pacing = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pacing = self.0.lock();
         *pacing = match reply {
             Reply::Retry {
                 delay: Some(delay), ..

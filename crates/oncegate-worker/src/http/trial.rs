@@ -5,9 +5,10 @@
 //! outcome is unknown. So a connection is not used again before one has stayed open behind its
 //! answer. Until then, each request has a connection of its own.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::tracked::Life;
@@ -59,7 +60,7 @@ impl Trial {
 
     /// The part of the next request.
     pub(super) fn part(&self) -> Part {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         match &*state {
             TrialState::Answered(life, _) if life.has_ended() => {
                 *state = TrialState::Closes(Instant::now());
@@ -83,7 +84,7 @@ impl Trial {
     /// Notes the answer to the trial and its connection; without one, the next request is the
     /// trial.
     pub(super) fn answered(&self, life: Option<Arc<Life>>) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         *state = life.map_or(TrialState::Untried, |life| {
             TrialState::Answered(life, Instant::now())
         });

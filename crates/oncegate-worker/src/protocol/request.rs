@@ -1,7 +1,7 @@
 //! Turns a message, or a batch, into an HTTP request.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
@@ -11,6 +11,7 @@ use http_body_util::Full;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Uri};
 use oncegate_runtime::Message;
+use parking_lot::Mutex;
 use tracing::warn;
 
 use super::attributes::Room;
@@ -247,7 +248,7 @@ impl Token {
 
     /// The header's value. If the file has changed to something unusable, the former one is used.
     pub(crate) fn header(&self) -> HeaderValue {
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = self.read.lock();
         let changed_at = self.source.changed_at();
         if changed_at != read.1 {
             match self.source.read().and_then(|token| bearer(&token)) {

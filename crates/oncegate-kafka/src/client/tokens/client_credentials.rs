@@ -1,7 +1,6 @@
 //! Tokens of an OAuth 2.0 server for a client's id and secret: RFC 6749, section 4.4.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
@@ -9,15 +8,15 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
+use hyper::http::uri::Scheme;
 use hyper::{Request, StatusCode, Uri};
 use hyper_rustls::HttpsConnectorBuilder;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
+use oncegate_tls::{Authorities, Pem, TlsClient, Unusable};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use rdkafka::client::OAuthToken;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::ClientConfig;
 use serde::Deserialize;
 
 use super::{AUTHORITIES, CLIENT_ID, CLIENT_SECRET, ENDPOINT, SCOPE, TokenError, check_endpoint};
@@ -219,31 +218,20 @@ impl ClientCredentials {
     }
 
     fn tls(&self) -> Result<ClientConfig, TokenError> {
-        // Set here and not for the whole process: the program around this chooses its own.
-        let cryptography = Arc::new(rustls::crypto::ring::default_provider());
-        let builder =
-            ClientConfig::builder_with_provider(cryptography).with_safe_default_protocol_versions();
-        let builder = builder.map_err(|error| TokenError::refused(format!("TLS: {error}")))?;
-        Ok(builder
-            .with_root_certificates(roots(self.authorities.as_deref())?)
-            .with_no_client_auth())
+        let authorities = match &self.authorities {
+            // Only a server on this machine may be without TLS.
+            _ if self.endpoint.scheme() == Some(&Scheme::HTTP) => Authorities::None,
+            None => Authorities::Machine,
+            Some(file) => Authorities::Pem(Pem::File(file.clone())),
+        };
+        let client = TlsClient {
+            authorities,
+            ..TlsClient::default()
+        };
+        client
+            .config()
+            .map_err(|Unusable { why, .. }| TokenError::refused(format!("{AUTHORITIES}: {why}")))
     }
-}
-
-/// The authorities of a file, or those of this machine.
-fn roots(file: Option<&Path>) -> Result<RootCertStore, TokenError> {
-    let certificates: Vec<CertificateDer<'static>> = match file {
-        None => rustls_native_certs::load_native_certs().certs,
-        Some(file) => {
-            let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
-            read.map_err(|error| {
-                TokenError::refused(format!("{AUTHORITIES}: {}: {error}", file.display()))
-            })?
-        }
-    };
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(certificates);
-    Ok(roots)
 }
 
 fn escaped(text: &str) -> String {

@@ -7,10 +7,11 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use futures_util::FutureExt as _;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, timeout};
 use tracing::Instrument as _;
 
@@ -112,7 +113,7 @@ impl Calls {
 
     /// Locks the members. Each change leaves them consistent, so a panic elsewhere does no harm.
     fn members(&self) -> MutexGuard<'_, Members> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+        self.members.lock()
     }
 }
 

@@ -1,10 +1,11 @@
 //! The tasks that units run in, and how they report the ends of their members.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use futures_util::future::poll_fn;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 use tracing::Span;
@@ -101,7 +102,7 @@ impl Tasks {
     }
 
     fn running(&self) -> MutexGuard<'_, JoinSet<Vec<Ended>>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.running.lock()
     }
 }
 

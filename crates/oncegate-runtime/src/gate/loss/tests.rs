@@ -43,13 +43,13 @@ impl StoreWrapper for Counting {
         if self.is_away.load(Ordering::SeqCst) {
             return Err(StoreError::unavailable("connection refused"));
         }
-        let copy = self.copy.lock().unwrap().clone();
+        let copy = self.copy.lock().clone();
         let held = if copy.is_some() {
             Ok(copy)
         } else {
             self.inner.descriptor(scope).await
         };
-        let held_back = self.holds_back.lock().unwrap().take();
+        let held_back = self.holds_back.lock().take();
         if let Some(held_back) = held_back {
             held_back.notified().await;
         }
@@ -57,7 +57,7 @@ impl StoreWrapper for Counting {
     }
 
     fn loss(&self) -> Option<StoreLoss> {
-        self.noticed.lock().unwrap().clone()
+        self.noticed.lock().clone()
     }
 
     fn check_spacing(&self) -> u32 {
@@ -190,7 +190,7 @@ async fn a_scope_that_began_after_a_loss_is_not_halted_by_it() {
     let (store, _first) = watched().await;
     for (ago, is_halted) in [(Duration::from_secs(3_600), false), (Duration::ZERO, true)] {
         let at = SystemTime::now() - ago;
-        *store.noticed.lock().unwrap() = Some(StoreLoss {
+        *store.noticed.lock() = Some(StoreLoss {
             at,
             reason: "it was emptied".into(),
         });
@@ -217,12 +217,12 @@ async fn an_answer_that_a_newer_one_overtook_halts_nothing() {
     let (store, watch) = watched().await;
     let watch = Arc::new(watch);
     let release = Arc::new(Notify::new());
-    *store.holds_back.lock().unwrap() = Some(Arc::clone(&release));
+    *store.holds_back.lock() = Some(Arc::clone(&release));
     let early = tokio::spawn({
         let watch = Arc::clone(&watch);
         async move { watch.look().await }
     });
-    while store.holds_back.lock().unwrap().is_some() {
+    while store.holds_back.lock().is_some() {
         tokio::task::yield_now().await;
     }
     let confirmed = completed(&watch).await;
@@ -239,13 +239,13 @@ async fn a_copy_that_lags_halts_only_while_it_answers() {
     let (store, watch) = watched().await;
     let earlier = text(&store).await;
     completed(&watch).await;
-    *store.copy.lock().unwrap() = Some(earlier);
+    *store.copy.lock() = Some(earlier);
     watch.look().await;
     assert!(
         watch.refusal().is_some(),
         "as far as is known, the store was put back"
     );
-    *store.copy.lock().unwrap() = None;
+    *store.copy.lock() = None;
     watch.look().await;
     assert!(watch.refusal().is_none(), "the store has everything");
     assert_eq!(watch.lost_at(), None);
@@ -265,10 +265,10 @@ async fn a_restored_store_whose_number_others_have_raised_stays_lost() {
         Duration::from_secs(3_600),
     );
     completed(&watch).await;
-    *store.copy.lock().unwrap() = Some(earlier);
+    *store.copy.lock() = Some(earlier);
     watch.look().await;
     // The record is not there, whatever the number says.
-    *store.copy.lock().unwrap() = None;
+    *store.copy.lock() = None;
     watch.look().await;
     assert!(watch.refusal().is_some());
     assert!(
