@@ -11,7 +11,6 @@ use super::{NamedQueue, Questions, Report};
 use crate::config::shape;
 use crate::config::values::Time;
 use crate::exit::{Exit, Problem};
-use crate::run::program;
 use crate::sources::{LetterQueue, Source, sqs};
 use crate::store::{self, Opened};
 
@@ -56,7 +55,7 @@ pub(super) async fn examine_consumers<'a>(
             Err(why) => report.problem("source", &Problem::configuration(why)),
         }
         registry(name, &consumer, &mut report).await;
-        if let Some((_, absent)) = consumer.handler.as_ref().and_then(program::absent) {
+        if let Some((_, absent)) = consumer.handler.as_ref().and_then(shape::Handler::absent) {
             report.finding("handler", absent, "");
         }
     }
