@@ -18,7 +18,9 @@ use oncegate::core::store::{Command, Store, StoreError};
 use oncegate::core::testing::wrapper::StoreWrapper;
 use oncegate::observe::Observer;
 use oncegate::source::{AckHandle, Delivery, Source, SourceError};
-use oncegate::{Attempt, Consumer, Counters, Gate, Key, MemoryStore, Message, Origin};
+use oncegate::{
+    Attempt, Completion, Consumer, Counters, Entry, Gate, Key, MemoryStore, Message, Origin,
+};
 use tokio::sync::{Notify, watch};
 
 /// What happens to completions.
@@ -202,4 +204,31 @@ async fn no_ack_when_the_completion_comes_too_late() {
         run(Completions::ComeTooLate).await > 1,
         "a lost completion asks for the verdict again"
     );
+}
+
+/// A loop of its own gets no answer to its completion, which it would take for done.
+#[tokio::test(start_paused = true)]
+async fn a_lease_repeats_a_completion_that_is_unknown() {
+    let store = Scripted::new(Completions::Vanish);
+    let mut tried = store.tried.subscribe();
+    let gate =
+        Gate::new("acks", Key::json(["id"]), Arc::clone(&store)).lease(Duration::from_secs(1));
+    let gate = gate.max_run(Duration::from_secs(2 * 3600)).simulated(1);
+    let message = Message::new(
+        "orders",
+        Origin::Other("one".into()),
+        Some(r#"{"id":1}"#.into()),
+    );
+    let Entry::Granted(lease) = gate.enter(&message).await.unwrap() else {
+        panic!("the key is new")
+    };
+    let completing = tokio::spawn(lease.complete(&()));
+    let hour = Duration::from_secs(3600);
+    tokio::time::timeout(hour, tried.wait_for(|tried| *tried >= 5))
+        .await
+        .expect("it is repeated")
+        .unwrap();
+    assert!(!completing.is_finished(), "nothing is known");
+    *store.completions.lock().unwrap() = Completions::Work;
+    assert_eq!(completing.await.unwrap().unwrap(), Completion::Applied);
 }
