@@ -26,6 +26,9 @@ package_lists() {
         for file in "${files[@]}"; do
             grep -q "^$file" <<<"$list" || die "$name would be published without $file"
         done
+        for file in LICENSE-MIT LICENSE-APACHE; do
+            cmp --silent "$crate$file" "$file" || die "$crate$file is not the licence: make it a link to ../../$file"
+        done
         for entry in '^documentation = ' '^categories' '^\[package.metadata.docs.rs\]'; do
             grep -q "$entry" "$crate/Cargo.toml" || die "$crate/Cargo.toml has no $entry"
         done

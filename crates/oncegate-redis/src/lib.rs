@@ -105,7 +105,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use deadpool_redis::Pool;
-use oncegate_core::key::{Scope, StoreKey};
+use oncegate_core::key::Scope;
 use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Command, StoreError};
 use parking_lot::Mutex;
@@ -297,7 +297,7 @@ impl RedisStore {
     /// directly.
     #[cfg(feature = "testing")]
     #[doc(hidden)]
-    pub fn names(&self, key: &StoreKey) -> Option<(String, String, [u8; 16])> {
+    pub fn names(&self, key: &oncegate_core::key::StoreKey) -> Option<(String, String, [u8; 16])> {
         let names = self.inner.scripts.buckets()?.names(key);
         Some((names.record, names.bucket, names.field))
     }
