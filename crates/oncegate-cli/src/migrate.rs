@@ -67,6 +67,13 @@ pub(crate) async fn run(args: &MigrateArgs) -> Result<Exit, Problem> {
         output::answer(&args.statements())?;
         return Ok(Exit::Yes);
     }
+    // The parser does not ask for a flag that another one, such as --yes, excludes.
+    if args.role.is_some() {
+        return Err(Problem::new(
+            Exit::Usage,
+            "--role needs --print: the statements that grant rights are only printed",
+        ));
+    }
     let loaded = args.config.load(args.store.url.is_some())?;
     let store = args.store.or_of(loaded.as_ref())?;
     migrate(args, &store).await

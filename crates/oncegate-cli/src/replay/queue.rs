@@ -34,7 +34,7 @@ const HAND_BACK_LIMIT: Duration = Duration::from_secs(60);
 pub(super) struct QueueArgs {
     /// Examine the messages in this queue: its name, or the URL of one of SQS where region and
     /// account are not those of the environment
-    #[arg(long, id = "queue", value_name = "QUEUE", conflicts_with_all = [
+    #[arg(long = "queue", id = "queue", value_name = "QUEUE", conflicts_with_all = [
         "topics", "properties", "routes_from_headers", "partitions", "from_offset", "to_offset", "since", "until", "run",
     ])]
     pub(super) name: Option<String>,

@@ -224,11 +224,12 @@ async fn a_configuration_that_cannot_be_tried_is_named() {
         }
     }
     // Without a configuration, the flags must say all of it.
+    let bare = Stage::new();
     for (flags, missing) in [
         (["--key", RIGHT_KEY], "--handler-exec"),
         (["--handler-exec", "./worker"], "--key"),
     ] {
-        let alone = stage.ended(stage.command(&flags)).await;
+        let alone = bare.ended(bare.command(&flags)).await;
         assert!(alone.ended(2).err.contains(missing));
     }
 }
