@@ -58,7 +58,7 @@ pub(crate) fn load(file: &Path) -> Result<Loaded, Problem> {
 pub(crate) fn choose<'a>(
     loaded: &'a Loaded,
     scope: Option<&str>,
-) -> Result<(&'a str, shape::Consumer), Problem> {
+) -> Result<(&'a str, &'a shape::Consumer), Problem> {
     let mut known = loaded.consumers();
     let found = match scope {
         Some(scope) => known.find(|(name, _)| *name == scope),

@@ -203,7 +203,10 @@ impl ExaminedArgs {
             .or_else(|| consumer.key.clone().map(|key| key.0));
         let key = formatted(key, self.format.as_ref().or(consumer.format.as_ref()))?;
         let key = routed(key, self.route.as_ref().or(consumer.route.as_ref()));
-        let own = consumer.fingerprint.map(|fingerprint| fingerprint.0);
+        let own = consumer
+            .fingerprint
+            .clone()
+            .map(|fingerprint| fingerprint.0);
         let store = self.store.or_of(Some(loaded))?;
         Ok(Examined {
             brokers: self.brokers.clone().unwrap_or(brokers),
@@ -217,8 +220,7 @@ impl ExaminedArgs {
             } else {
                 self.properties.clone()
             },
-            routes_from_headers: self.routes_from_headers
-                || kafka.routes_from_headers == Some(true),
+            routes_from_headers: self.routes_from_headers || kafka.settings.routes_from_headers,
             group: group.unwrap_or_else(|| name.to_owned()),
             key: key.ok_or_else(|| Problem::configuration(format!("{name} has no key")))?,
             fingerprint: self.fingerprint.clone().or(own),

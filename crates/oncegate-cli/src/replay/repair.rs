@@ -159,9 +159,10 @@ pub(super) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
         .examined
         .load()?
         .ok_or_else(|| configured::missing("--config"))?;
-    let (name, mut settings) =
+    let (name, settings) =
         configured::choose(&loaded, args.examined.scope.as_ref().map(Scope::as_str))?;
-    if settings.fail_open_after.take().is_some() {
+    let mut settings = settings.clone();
+    if settings.runtime.fail_open_after.take().is_some() {
         warn!(
             "`fail_open_after` does not apply to a replay: without its record, a message may run twice"
         );

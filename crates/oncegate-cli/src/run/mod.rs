@@ -55,7 +55,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::config::shape;
-use crate::config::values::{Size, Time};
+use crate::config::values::Time;
 use crate::config::{self, Loaded, Secrets};
 use crate::configured::BESIDE;
 use crate::exit::{Exit, Problem, dead_letters_not_opened, not_opened};
@@ -189,7 +189,7 @@ async fn consume_all(loaded: &Loaded, stop: &CancellationToken, json: bool) -> R
                 dismiss(assembled.into_iter().filter_map(|ready| ready.foreman).collect()).await;
                 return stopped_early(loaded);
             }
-            ready = assemble(loaded, name, &settings, None) => ready.map_err(|problem| problem.of(name))?,
+            ready = assemble(loaded, name, settings, None) => ready.map_err(|problem| problem.of(name))?,
         };
         ready.consumer = telemetry.watch(ready.consumer);
         if let Some(input) = ready.input.take() {
@@ -361,9 +361,7 @@ async fn assemble(
     settings: &shape::Consumer,
     feed: Option<Feed>,
 ) -> Result<Assembled, Problem> {
-    let patience = settings
-        .start_patience
-        .map_or(Consumer::DEFAULT_START_PATIENCE, |Time(patience)| patience);
+    let patience = settings.runtime.start_patience;
     let given = settings.source.clone().unwrap_or_default();
     let source = given.open(name, patience).map_err(Problem::configuration)?;
     let examined = given.open(name, patience).map_err(Problem::configuration)?;
@@ -390,25 +388,24 @@ async fn assemble(
     let limited = Limited {
         worker: Arc::clone(&worker),
         timeout: handler.timeout.map(|Time(timeout)| timeout),
-        longest_delay: build::backoff(settings).most(),
+        longest_delay: settings.runtime.backoff.most(),
         before: feed.as_ref().map(|feed| feed.before.clone()),
         documents: build::documents(settings).map_err(Problem::configuration)?,
     };
     let source = feed.map_or_else(|| source.into_source(), |feed| feed.source);
-    let consumer = match build::batch_limits(settings) {
+    let consumer = match settings.batch {
         None => Consumer::new(source, gate, limited),
         Some(limits) => Consumer::new(source, gate, Batched::new(limits, limited)),
     };
     let reported = report.clone();
-    let consumer =
-        build::with_settings(consumer, settings).worker_status(move || reported.status());
+    let consumer = consumer
+        .settings(settings.runtime)
+        .worker_status(move || reported.status());
     let consumer = match dead_letters {
         Some(dead_letters) => consumer.dead_letters(dead_letters),
         None => consumer,
     };
-    let concurrency = settings
-        .concurrency
-        .unwrap_or(Consumer::DEFAULT_CONCURRENCY);
+    let concurrency = settings.runtime.concurrency;
     let name = name.to_owned();
     Ok(Assembled {
         name,
@@ -441,9 +438,7 @@ impl WorkerLimits {
     fn of(loaded: &Loaded, settings: &shape::Consumer, gate: &Gate) -> Self {
         Self {
             lease: gate.lease_period(),
-            result_max_bytes: settings
-                .max_large_result
-                .map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes),
+            result_max_bytes: settings.gate.max_large_result_bytes,
             in_batches: settings.batch.is_some(),
             hidden: loaded.variables(),
             given: Vec::new(),

@@ -171,9 +171,9 @@ impl WorkerTestArgs {
             Some(loaded) => {
                 let (_, settings) = choose(&loaded, self.scope.as_ref().map(Scope::as_str))?;
                 // A worker for several topics tells them apart, or does not.
-                let route = route_of(&settings).ok().flatten();
+                let route = route_of(settings).ok().flatten();
                 Tested {
-                    handler: self.over(settings.handler.unwrap_or_default()),
+                    handler: self.over(settings.handler.clone().unwrap_or_default()),
                     route: route.unwrap_or_else(|| ROUTE.to_owned()),
                     hidden: loaded.variables(),
                 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::header::HeaderValue;
-use oncegate::{Gate, Lease};
+use oncegate::{GateSettings, Lease};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::super::CONTENT_TYPE;
@@ -53,7 +53,7 @@ impl Subject {
         hidden: &[String],
         patience: Duration,
     ) -> Result<Self, String> {
-        const MOST: usize = Gate::DEFAULT_MAX_LARGE_RESULT_BYTES;
+        const MOST: usize = GateSettings::DEFAULT.max_large_result_bytes;
         if let Some(program) = &handler.exec {
             return Ok(Self::Exec(Dialogue::new(
                 Runnable::new(program.clone(), hidden, &[]),
