@@ -57,7 +57,7 @@ impl Watched {
         self.wait(event, count, || self.source(event)).await;
     }
 
-    async fn wait(&self, what: &str, count: u64, counted: impl Fn() -> u64) {
+    async fn wait(&self, what: &str, count: u64, counted: impl Fn() -> u64 + Sync) {
         let mut changed = self.changed.subscribe();
         let reached = async {
             while counted() < count {
