@@ -12,7 +12,7 @@ use oncegate::core::store::{Command, Store};
 use oncegate::postgres::PostgresStore;
 use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
-use oncegate::{Gate, Raw};
+use oncegate::{GateSettings, Raw};
 use oncegate_testkit::{PostgresServer, RedisServer};
 use rusqlite::Connection;
 use serde::Serialize;
@@ -242,7 +242,7 @@ async fn fill(store: &dyn Store, result: &Bytes, count: usize) {
         let claims = keys.iter().map(|(key, token)| {
             let operation = Operation::Claim {
                 token: *token,
-                lease: Gate::DEFAULT_LEASE,
+                lease: GateSettings::DEFAULT.lease,
                 fingerprint: None,
                 fenced: false,
                 longest_lease: Duration::MAX,
@@ -267,7 +267,7 @@ async fn fill(store: &dyn Store, result: &Bytes, count: usize) {
                 token: *token,
                 fingerprint: None,
                 result: result.clone(),
-                retention: Gate::DEFAULT_RETENTION,
+                retention: GateSettings::DEFAULT.retention,
             };
             Command {
                 key: key.clone(),

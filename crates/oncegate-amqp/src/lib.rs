@@ -100,9 +100,11 @@ mod publisher;
 mod queues;
 mod session;
 mod settings;
+mod source_settings;
 mod watch;
 
 pub use dead_letter_reader::AmqpDeadLetterReader;
 pub use dead_letters::AmqpDeadLetters;
 pub use queues::QueuePlan;
 pub use source::AmqpSource;
+pub use source_settings::AmqpSettings;

@@ -26,8 +26,6 @@ use super::watch::Watch;
 
 /// The interval at which the connection is looked at.
 const TICK: Duration = Duration::from_secs(1);
-/// The priority of a consumer that asks for none.
-const NO_PRIORITY: i32 = 0;
 
 /// A consumer of a queue at the broker.
 pub(crate) struct Session {
@@ -72,7 +70,7 @@ impl Session {
         check_queue(&channel, &settings.queue).await?;
         call(
             asked,
-            channel.basic_qos(settings.prefetch, BasicQosOptions::default()),
+            channel.basic_qos(settings.source.prefetch, BasicQosOptions::default()),
         )
         .await?;
         let Some(queue) = short(&settings.queue) else {
@@ -82,7 +80,7 @@ impl Session {
         // Always there, because a stream refuses it: a stream delivers acknowledged messages again.
         arguments.insert(
             CONSUMER_PRIORITY.into(),
-            AMQPValue::LongInt(settings.priority.unwrap_or(NO_PRIORITY)),
+            AMQPValue::LongInt(settings.source.priority),
         );
         let options = BasicConsumeOptions::default();
         let consumer = call(

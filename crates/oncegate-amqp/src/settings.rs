@@ -7,6 +7,8 @@ use lapin::uri::{AMQPScheme, AMQPUri};
 
 use super::error::AmqpError;
 use super::headers::short;
+use super::source_settings::AmqpSettings;
+use oncegate_core::settings::Finding;
 
 /// The way to a broker.
 #[derive(Clone)]
@@ -25,13 +27,7 @@ pub(crate) struct Connection {
 pub(crate) struct Settings {
     pub(crate) connection: Connection,
     pub(crate) queue: String,
-    pub(crate) prefetch: u16,
-    pub(crate) priority: Option<i32>,
-    /// `true` to run messages one after another.
-    pub(crate) in_order: bool,
-    pub(crate) routes_from_headers: bool,
-    /// The URL of the management plugin.
-    pub(crate) management: Option<String>,
+    pub(crate) source: AmqpSettings,
 }
 
 /// The heartbeat in seconds, if the URI has none: a connection that is silent for twice as long is
@@ -97,18 +93,11 @@ impl Connection {
 }
 
 impl Settings {
-    /// The default prefetch: 128 messages, twice the concurrency that a consumer has by default.
-    pub(crate) const PREFETCH: u16 = 128;
-
     pub(crate) fn new(connection: Connection, queue: String) -> Self {
         Self {
             connection,
             queue,
-            prefetch: Self::PREFETCH,
-            priority: None,
-            in_order: false,
-            routes_from_headers: false,
-            management: None,
+            source: AmqpSettings::DEFAULT,
         }
     }
 
@@ -116,12 +105,10 @@ impl Settings {
     pub(crate) fn check(&self) -> Result<(), AmqpError> {
         self.connection.uri()?;
         check_name("queue", &self.queue)?;
-        if self.prefetch == 0 {
-            return Err(AmqpError::new(
-                "`prefetch` is 0, which means no limit; it must be from 1 to 65,535",
-            ));
+        match self.source.check().into_iter().next() {
+            Some(Finding { what, .. }) => Err(AmqpError::new(what)),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 

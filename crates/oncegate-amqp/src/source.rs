@@ -23,6 +23,7 @@ use super::hub::{End, Hub};
 use super::management;
 use super::session::Session;
 use super::settings::{Connection, Settings};
+use super::source_settings::AmqpSettings;
 
 /// A source that consumes a classic or a quorum queue of RabbitMQ.
 ///
@@ -57,9 +58,6 @@ const DROPPED_GRACE: Duration = Duration::from_secs(5);
 const LEAVING: Duration = Duration::from_secs(20);
 
 impl AmqpSource {
-    /// The default of [`prefetch`](Self::prefetch): 128 messages.
-    pub const DEFAULT_PREFETCH: u16 = Settings::PREFETCH;
-
     /// Creates a source for the queue of this name at the broker of the URI:
     /// `amqp://user:password@host:5672/vhost`, or `amqps://` with TLS (feature `tls`).
     ///
@@ -80,24 +78,26 @@ impl AmqpSource {
         }
     }
 
-    /// Sets how many messages the broker delivers before the first of them is acknowledged: 128 by
-    /// default, from 1 to 65,535.
-    ///
-    /// Messages that run, wait for a handler, or wait for their retries count. With fewer than the
-    /// consumer's `concurrency`, handlers stay idle; many more are kept from other consumers, and
-    /// count towards the broker's `consumer_timeout`.
+    /// Sets all settings but the queue and the way to the broker, such as those of a file.
     #[must_use]
-    pub fn prefetch(mut self, messages: u16) -> Self {
-        self.settings.prefetch = messages;
+    pub fn settings(mut self, settings: AmqpSettings) -> Self {
+        self.settings.source = settings;
         self
     }
 
-    /// Sets the priority of this consumer among those of the queue (`x-priority`): the broker's
-    /// default, 0, without it. The broker delivers to consumers of a lower priority only while
-    /// those of a higher one have their prefetch full.
+    /// Sets [how many messages](AmqpSettings::prefetch) the broker delivers before the first of them
+    /// is acknowledged: 128 by default.
+    #[must_use]
+    pub fn prefetch(mut self, messages: u16) -> Self {
+        self.settings.source.prefetch = messages;
+        self
+    }
+
+    /// Sets the [priority](AmqpSettings::priority) of this consumer among those of the queue
+    /// (`x-priority`): 0 by default.
     #[must_use]
     pub fn priority(mut self, priority: i32) -> Self {
-        self.settings.priority = Some(priority);
+        self.settings.source.priority = priority;
         self
     }
 
@@ -123,40 +123,29 @@ impl AmqpSource {
         self
     }
 
-    /// Asks the management plugin at this URL, such as `http://localhost:15672`, at the start:
-    /// which limits of the queue lose messages, or take them away before `max_attempts`. They are
-    /// logged as warnings.
-    ///
-    /// It is asked with the user and the password of the broker's URI, and without TLS. The user
-    /// needs the tag `management`. A plugin that does not answer is logged, and nothing else.
+    /// Asks the [management plugin](AmqpSettings::management) at this URL, such as
+    /// `http://localhost:15672`, for the limits of the queue at the start.
     #[must_use]
     pub fn management(mut self, url: impl Into<String>) -> Self {
-        self.settings.management = Some(url.into());
+        self.settings.source.management = Some(url.into());
         self
     }
 
-    /// Runs the messages of the queue one after another, as the broker has delivered them: those
-    /// behind a message that waits for a retry, or for the lease of a consumer that died, wait as
-    /// well. Without it, messages run concurrently, because RabbitMQ has no key by which the
-    /// consumer's `Ordering` could keep an order.
-    ///
-    /// Across several consumers the order holds only for a queue with `x-single-active-consumer`. A
-    /// message that is given up is in the dead letters when the next one runs.
+    /// Runs the messages of the queue [one after another](AmqpSettings::in_order), as the broker has
+    /// delivered them.
     #[must_use]
     pub fn in_order(mut self) -> Self {
-        self.settings.in_order = true;
+        self.settings.source.in_order = true;
         self
     }
 
-    /// Takes each message's route from its header `oncegate-origin`, if present, instead of the
-    /// queue's name.
-    ///
-    /// Use it to consume a dead-letter queue, and a queue that messages are redriven to: such a
-    /// message keeps its first route, and so its key. Use it only for queues that no other service
+    /// Takes each message's route [from its header](AmqpSettings::routes_from_headers)
+    /// `oncegate-origin`, if present, instead of the queue's name. Use it to consume a dead-letter
+    /// queue, and a queue that messages are redriven to, and only for queues that no other service
     /// writes to.
     #[must_use]
     pub fn routes_from_headers(mut self) -> Self {
-        self.settings.routes_from_headers = true;
+        self.settings.source.routes_from_headers = true;
         self
     }
 
@@ -184,10 +173,8 @@ impl AmqpSource {
     /// is missing.
     pub async fn check_queue(&self, terms: &Terms) -> Result<Vec<String>, SourceError> {
         self.settings.check()?;
-        let settings = Settings {
-            prefetch: 1,
-            ..self.settings.clone()
-        };
+        let mut settings = self.settings.clone();
+        settings.source.prefetch = 1;
         Session::open(&settings, &self.reader())
             .await?
             .leave()
@@ -207,7 +194,7 @@ impl AmqpSource {
     }
 
     async fn warnings(&self, max_attempts: u32) -> Vec<String> {
-        let Some(url) = &self.settings.management else {
+        let Some(url) = &self.settings.source.management else {
             return Vec::new();
         };
         match management::describe(&self.settings, url).await {
@@ -220,14 +207,9 @@ impl AmqpSource {
     }
 
     fn reader(&self) -> Reader {
-        let Settings {
-            queue,
-            routes_from_headers,
-            ..
-        } = &self.settings;
         Reader {
-            queue: queue.as_str().into(),
-            routes_from_headers: *routes_from_headers,
+            queue: self.queue().into(),
+            routes_from_headers: self.settings.source.routes_from_headers,
         }
     }
 
@@ -252,7 +234,7 @@ impl Source for AmqpSource {
         if self.hub().is_ok() {
             return Err(SourceError::new("the AMQP source is already open"));
         }
-        let hub = Arc::new(Hub::new(observer, self.settings.in_order));
+        let hub = Arc::new(Hub::new(observer, self.settings.source.in_order));
         let driver = Driver {
             hub: Arc::clone(&hub),
             settings: self.settings.clone(),
@@ -266,7 +248,7 @@ impl Source for AmqpSource {
         })??;
         info!(
             queue = self.queue(),
-            prefetch = self.settings.prefetch,
+            prefetch = self.settings.source.prefetch,
             "the queue is open"
         );
         *self.open.lock() = Some(OpenSource {
@@ -286,7 +268,7 @@ impl Source for AmqpSource {
         let hub = self.hub()?;
         match hub.take(most).await {
             Ok(fetched) => {
-                let in_order = self.settings.in_order;
+                let in_order = self.settings.source.in_order;
                 let deliveries = fetched
                     .into_iter()
                     .map(|fetched| ack_handle::delivery(&hub, fetched, in_order));

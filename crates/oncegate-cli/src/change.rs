@@ -8,7 +8,7 @@ use crate::confirm::confirm;
 use crate::exit::{Exit, Problem};
 use crate::parse;
 
-/// How a change is made.
+/// The way a change is made.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ChangeArgs {
     /// Only show what would be done

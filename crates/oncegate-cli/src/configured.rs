@@ -86,7 +86,7 @@ pub(crate) fn load(file: &Path) -> Result<Loaded, Problem> {
 pub(crate) fn choose<'a>(
     loaded: &'a Loaded,
     scope: Option<&str>,
-) -> Result<(&'a str, shape::Consumer), Problem> {
+) -> Result<(&'a str, &'a shape::Consumer), Problem> {
     let mut known = loaded.consumers();
     let found = match scope {
         Some(scope) => known.find(|(name, _)| *name == scope),
@@ -144,7 +144,7 @@ pub(crate) fn route_of(settings: &shape::Consumer) -> Result<Option<String>, Str
     }
 }
 
-/// Where the records are, if no configuration says it.
+/// The store of the records, if no configuration names it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StoreFlag {
     /// The store: redis://host:port, redis+cluster://host:port,…, redis+sentinel://host:port,…/name

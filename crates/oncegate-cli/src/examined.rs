@@ -213,8 +213,7 @@ impl ExaminedArgs {
             } else {
                 self.properties.clone()
             },
-            routes_from_headers: self.routes_from_headers
-                || kafka.routes_from_headers == Some(true),
+            routes_from_headers: self.routes_from_headers || kafka.settings.routes_from_headers,
             group: group.unwrap_or_else(|| name.to_owned()),
             dead_letters,
             gate: self.gate(Some(loaded)).await?,
@@ -242,7 +241,7 @@ impl ExaminedArgs {
     pub(crate) fn choose<'a>(
         &self,
         loaded: &'a Loaded,
-    ) -> Result<(&'a str, shape::Consumer), Problem> {
+    ) -> Result<(&'a str, &'a shape::Consumer), Problem> {
         choose(loaded, self.scope.as_ref().map(Scope::as_str))
     }
 
@@ -251,7 +250,7 @@ impl ExaminedArgs {
         let (scope, consumer) = match loaded {
             Some(loaded) => {
                 let (name, consumer) = self.choose(loaded)?;
-                (Scope::new(name)?, consumer)
+                (Scope::new(name)?, consumer.clone())
             }
             None => {
                 let scope = self.scope.clone().ok_or_else(|| missing("--scope"))?;

@@ -136,9 +136,12 @@ impl KeyArgs {
         let (name, consumer) = choose(&loaded, scope)?;
         let route = match &self.route {
             Some(route) => Some(route.clone()),
-            None => route_of(&consumer).map_err(|why| Problem::configuration(why).of(name))?,
+            None => route_of(consumer).map_err(|why| Problem::configuration(why).of(name))?,
         };
-        let key = self.key.clone().or(consumer.key.map(|key| key.0));
+        let key = self
+            .key
+            .clone()
+            .or_else(|| consumer.key.clone().map(|key| key.0));
         let key = formatted(key, self.format.as_ref().or(consumer.format.as_ref()))?;
         let key = routed(key, consumer.route.as_ref());
         Ok(NamedKey {

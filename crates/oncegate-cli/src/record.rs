@@ -116,9 +116,9 @@ impl RecordArgs {
         let refuse = |why: String| Problem::configuration(why).of(name);
         let route = match &self.route {
             Some(route) => Some(route.clone()),
-            None => route_of(&consumer).map_err(refuse)?,
+            None => route_of(consumer).map_err(refuse)?,
         };
-        let key = self.key.clone().or(consumer.key.map(|key| key.0));
+        let key = self.key.clone().or(consumer.key.clone().map(|key| key.0));
         let key = formatted(key, self.format.as_ref().or(consumer.format.as_ref()))?;
         let key = routed(key, consumer.route.as_ref());
         Ok(Named::ByMessage {

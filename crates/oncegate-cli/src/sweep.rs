@@ -8,7 +8,6 @@ use oncegate::results::{ObjectResults, ResultStore as _, Sweep, Swept};
 use serde::Serialize;
 
 use crate::args::{AnswerArgs, within};
-use crate::config::values::Time;
 use crate::configured::{ConfigArgs, choose, missing};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, Table};
@@ -138,13 +137,12 @@ impl SweepArgs {
         let place = place.ok_or_else(|| {
             Problem::configuration("it keeps no large results: give --results").of(name)
         })?;
-        let retention = consumer
-            .retention
-            .map_or(Gate::DEFAULT_RETENTION, |Time(time)| time);
         Ok(Expired {
             place,
             scope: Scope::new(name)?,
-            older_than: self.older_than.unwrap_or(retention + Gate::SWEEP_MARGIN),
+            older_than: self
+                .older_than
+                .unwrap_or(consumer.gate.retention + Gate::SWEEP_MARGIN),
         })
     }
 }

@@ -7,6 +7,7 @@
 //! - [`record`]: what a store holds for a key
 //! - [`reason`]: reasons as text for people
 //! - [`rules`]: the one pure function that defines what each operation does to a record
+//! - [`settings`]: settings as data, and their forms in files (a feature)
 //! - [`store`]: the trait that every store implements, and the in-memory store
 //! - `testing` (a feature): the conformance suite that every store must pass
 
@@ -14,6 +15,7 @@ pub mod key;
 pub mod reason;
 pub mod record;
 pub mod rules;
+pub mod settings;
 pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -138,6 +138,7 @@ pub use admin::new_topics::{TopicCreation, create_topics};
 pub use admin::removal::remove_topics;
 pub use ask::group_offsets::committed_offsets;
 pub use ask::rights::{MissingRight, Needs, Resource, missing_rights};
+pub use client::source_settings::{KafkaSettings, StartAt};
 pub use consume::retries::KafkaRetries;
 pub use consume::source::KafkaSource;
 pub use produce::dead_letters::KafkaDeadLetters;

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "config")]
+use oncegate_core::settings::Time;
+
 /// The longest time that a setting or a handler may ask for: a year. A point in time must be
 /// representable.
 pub(crate) const LONGEST_TIME: Duration = Duration::from_secs(365 * 24 * 3_600);
@@ -12,12 +15,23 @@ pub(crate) const LONGEST_TIME: Duration = Duration::from_secs(365 * 24 * 3_600);
 /// See Brooker, "Exponential Backoff and Jitter" (AWS Architecture Blog, 2015); this is its "equal
 /// jitter".
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(
+    feature = "config",
+    derive(serde::Deserialize, serde::Serialize, schemars::JsonSchema),
+    serde(default, deny_unknown_fields)
+)]
 pub struct Backoff {
+    /// The first wait; it doubles.
+    #[cfg_attr(feature = "config", serde(with = "Time"))]
     first: Duration,
+    /// The longest wait.
+    #[cfg_attr(feature = "config", serde(with = "Time"))]
     most: Duration,
 }
 
 impl Backoff {
+    /// The delays between attempts: 100 ms, doubling up to 30 s.
+    pub const DEFAULT: Self = Self::new(Duration::from_millis(100), Duration::from_secs(30));
     const FACTOR: u32 = 2;
 
     /// Delays from `first`, doubling, up to `most`.
@@ -44,6 +58,12 @@ impl Backoff {
             .saturating_mul(Self::FACTOR.saturating_pow(doublings))
             .min(self.most);
         whole.mul_f64(1.0 - fraction / 2.0)
+    }
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self::DEFAULT
     }
 }
 

@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
+use oncegate_core::settings::Finding;
+#[cfg(feature = "config")]
+use oncegate_core::settings::{Size, Time};
 use tokio::sync::mpsc;
 
 use crate::attempt::Attempt;
@@ -225,17 +228,32 @@ fn encoded<O: Output>(one: &BatchMessage, output: &O, codec: Codec) -> Encoded {
 /// over, or when no more messages can come. While they wait, messages are not claimed, and they
 /// need no permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "config",
+    derive(serde::Deserialize, serde::Serialize, schemars::JsonSchema),
+    serde(default, deny_unknown_fields)
+)]
 pub struct BatchLimits {
-    pub(crate) messages: usize,
-    pub(crate) bytes: usize,
-    pub(crate) wait: Duration,
+    /// The most messages of a batch, 1 to 10,000.
+    pub messages: usize,
+    /// The most bytes of the messages of a batch. A larger message is a batch of its own.
+    #[cfg_attr(feature = "config", serde(with = "Size"))]
+    pub bytes: usize,
+    /// How long the first message of a batch waits for others, at most 5s.
+    ///
+    /// With zero, which no file can say, a batch has the messages that are ready when a permit is
+    /// free.
+    #[cfg_attr(feature = "config", serde(with = "Time"))]
+    pub wait: Duration,
 }
 
 impl BatchLimits {
-    /// The default of [`wait`](Self::wait): 10 ms.
-    pub const DEFAULT_WAIT: Duration = Duration::from_millis(10);
-    /// The default of [`bytes`](Self::bytes): 8 MiB.
-    pub const DEFAULT_BYTES: usize = 8 * 1024 * 1024;
+    /// The limits of batches whose number of messages is not given: 100 messages, 8 MiB, 10 ms.
+    pub const DEFAULT: Self = Self {
+        messages: 100,
+        bytes: 8 * 1024 * 1024,
+        wait: Duration::from_millis(10),
+    };
     /// The most messages that a batch may have: 10,000.
     pub const MOST_MESSAGES: usize = 10_000;
     /// The longest wait: 5 seconds.
@@ -245,46 +263,54 @@ impl BatchLimits {
     pub const fn new(messages: usize) -> Self {
         Self {
             messages,
-            bytes: Self::DEFAULT_BYTES,
-            wait: Self::DEFAULT_WAIT,
+            ..Self::DEFAULT
         }
     }
 
-    /// The most bytes of the messages of a batch together: 8 MiB by default. A larger message is a
-    /// batch of its own.
+    /// Sets the [most bytes](field@Self::bytes) of a batch: 8 MiB by default.
     #[must_use]
     pub const fn bytes(mut self, bytes: usize) -> Self {
         self.bytes = bytes;
         self
     }
 
-    /// The time that the first message of a batch waits for others: 10 ms by default, [5
-    /// seconds](Self::LONGEST_WAIT) at most. With zero, a batch has the messages that are ready
-    /// when a permit is free.
+    /// Sets the [time that a batch waits](field@Self::wait) for more messages: 10 ms by default.
     #[must_use]
     pub const fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 
-    /// Returns the error of wrong limits, for a consumer with at most `in_flight` messages in
-    /// flight.
-    pub(crate) fn defect(&self, in_flight: usize) -> Option<String> {
+    /// Returns what is wrong with these limits.
+    pub fn check(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
         let most = Self::MOST_MESSAGES;
         if self.messages == 0 || self.messages > most {
-            return Some(format!("`batch.messages` must be between 1 and {most}"));
-        }
-        if self.messages > in_flight {
-            return Some(format!(
-                "`batch.messages` is {}, and `in_flight` lets {in_flight} in: raise it, or make batches smaller",
-                self.messages
+            findings.push(Finding::new(
+                "batch.messages",
+                format!("`batch.messages` must be between 1 and {most}"),
             ));
         }
         if self.bytes == 0 {
-            return Some("`batch.bytes` must be at least 1".to_owned());
+            findings.push(Finding::new(
+                "batch.bytes",
+                "`batch.bytes` must be at least 1",
+            ));
         }
         let longest = Self::LONGEST_WAIT;
-        (self.wait > longest).then(|| format!("`batch.wait` must be at most {longest:?}"))
+        if self.wait > longest {
+            findings.push(Finding::new(
+                "batch.wait",
+                format!("`batch.wait` must be at most {longest:?}"),
+            ));
+        }
+        findings
+    }
+}
+
+impl Default for BatchLimits {
+    fn default() -> Self {
+        Self::DEFAULT
     }
 }
 

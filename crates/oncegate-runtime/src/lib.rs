@@ -40,10 +40,12 @@ pub use backoff::Backoff;
 pub use batch::{BatchHandler, BatchLimits, BatchMessage};
 pub use codec::{Codec, Raw};
 pub use consumer::Batched;
-pub use consumer::{Consumer, ConsumerError, Monitor, Ordering, Transactional};
+pub use consumer::{Consumer, ConsumerError, ConsumerSettings, Monitor, Ordering, Transactional};
 pub use documents::Documents;
 pub use failure::{BoxError, Failure, OrPermanent};
-pub use gate::{Completion, Entry, Gate, GateError, Lease, NotCommitted, OnStoreLoss};
+pub use gate::{
+    Completion, Entry, Gate, GateError, GateSettings, Lease, NotCommitted, OnStoreLoss,
+};
 pub use handler::Handler;
 pub use health::{Health, Status};
 pub use memory::MemoryStore;

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::{
-    Attempt, Consumer, ConsumerError, Counters, Entry, Failure, Gate, Key, MemoryStore, Message,
-    Ordering, Origin,
+    Attempt, Consumer, ConsumerError, ConsumerSettings, Counters, Entry, Failure, Gate,
+    GateSettings, Key, MemoryStore, Message, Ordering, Origin,
 };
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -65,9 +65,9 @@ async fn no_more_is_asked_for_than_can_run() {
         .expect("the source was opened");
     assert_eq!(
         (terms.max_attempts, terms.lease, terms.retention),
-        (3, LEASE, Gate::DEFAULT_RETENTION)
+        (3, LEASE, GateSettings::DEFAULT.retention)
     );
-    assert_eq!(terms.stop_deadline, Consumer::DEFAULT_STOP_DEADLINE);
+    assert_eq!(terms.stop_deadline, ConsumerSettings::DEFAULT.stop_deadline);
 }
 
 // invariant: busy-returned-to-queue

@@ -7,7 +7,7 @@ use aws_sdk_sqs::types::{MessageAttributeValue, MessageSystemAttributeName};
 use bytes::Bytes;
 
 use super::held::MessageId;
-use super::settings::Body;
+use super::source_settings::Body;
 use super::{ORIGIN_ATTRIBUTE, sns};
 use oncegate_runtime::message::{Broker, Header, Message, Origin};
 

@@ -118,14 +118,15 @@ mod receivers;
 mod s3;
 mod settings;
 mod sns;
+mod source_settings;
 
 pub use dead_letter_reader::SqsDeadLetterReader;
 pub use dead_letters::SqsDeadLetters;
 pub use publisher::SqsPublisher;
 #[cfg(feature = "s3")]
 pub use s3::S3Payloads;
-pub use settings::Body;
 pub use source::SqsSource;
+pub use source_settings::{Body, SqsSettings};
 
 /// The header with the unchanged pointer of a message whose payload came from S3.
 pub(crate) const POINTER_HEADER: &str = "AWS.S3Pointer";

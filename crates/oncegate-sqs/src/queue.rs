@@ -209,9 +209,9 @@ impl Queue {
                 attempts: terms.max_attempts,
             });
         }
-        if settings.visibility < terms.lease {
+        if settings.source.visibility < terms.lease {
             warnings.push(Warning::Visibility {
-                visibility: settings.visibility.as_secs(),
+                visibility: settings.source.visibility.as_secs(),
                 lease: terms.lease.as_secs(),
             });
         }
@@ -338,10 +338,8 @@ mod tests {
             retention: Some(1_209_600),
             ..Queue::default()
         };
-        let settings = Settings {
-            visibility: Duration::from_secs(10),
-            ..settings
-        };
+        let mut settings = settings;
+        settings.source.visibility = Duration::from_secs(10);
         let texts: Vec<String> = odd
             .warnings(&settings, &terms)
             .iter()

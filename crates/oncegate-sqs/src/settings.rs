@@ -7,23 +7,11 @@ use aws_sdk_sqs::Client;
 use aws_sdk_sqs::config::timeout::TimeoutConfig;
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
 
-use super::SqsSource;
 use super::payloads::Payloads;
 use super::queue::QueueError;
+use super::source_settings::{SqsSettings, WAIT_MIN};
+use oncegate_core::settings::Finding;
 use oncegate_runtime::source::SourceError;
-
-/// The way in which the body of a message is read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Body {
-    /// The body is the payload. The default; also for SNS with raw message delivery, and for
-    /// EventBridge, whose bodies are JSON.
-    #[default]
-    Raw,
-    /// The body is an SNS envelope, and the payload is the message in it. Any other body is bad
-    /// input, and becomes a dead letter.
-    Sns,
-}
 
 /// The settings of a source.
 #[derive(Clone, Debug)]
@@ -31,10 +19,7 @@ pub(crate) struct Settings {
     pub(crate) connection: Connection,
     /// The queue's name or URL.
     pub(crate) queue: String,
-    pub(crate) visibility: Duration,
-    pub(crate) wait: Duration,
-    pub(crate) body: Body,
-    pub(crate) routes_from_attributes: bool,
+    pub(crate) source: SqsSettings,
     #[cfg(feature = "s3")]
     pub(crate) s3_payloads: Option<super::S3Payloads>,
 }
@@ -43,21 +28,12 @@ pub(crate) struct Settings {
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-const VISIBILITY_MIN: Duration = Duration::from_secs(1);
-const VISIBILITY_MAX: Duration = Duration::from_secs(6 * 3_600);
-const WAIT_MIN: Duration = Duration::from_secs(1);
-/// The longest wait that SQS allows.
-const WAIT_MAX: Duration = Duration::from_secs(20);
-
 impl Settings {
     pub(crate) fn new(connection: Connection, queue: String) -> Self {
         Self {
             connection,
             queue,
-            visibility: SqsSource::DEFAULT_VISIBILITY,
-            wait: WAIT_MAX,
-            body: Body::default(),
-            routes_from_attributes: false,
+            source: SqsSettings::DEFAULT,
             #[cfg(feature = "s3")]
             s3_payloads: None,
         }
@@ -65,9 +41,6 @@ impl Settings {
 
     /// Runs every check that needs no queue.
     pub(crate) fn check(&self) -> Result<(), SourceError> {
-        let Self {
-            visibility, wait, ..
-        } = *self;
         if has_login(&self.queue)
             || self
                 .connection
@@ -77,15 +50,8 @@ impl Settings {
         {
             return Err(QueueError::Login.into());
         }
-        if !(VISIBILITY_MIN..=VISIBILITY_MAX).contains(&visibility) || !is_whole(visibility) {
-            return Err(SourceError::new(format!(
-                "`visibility` is {visibility:?}; it must be whole seconds, from 1 s to 6 h"
-            )));
-        }
-        if !(WAIT_MIN..=WAIT_MAX).contains(&wait) || !is_whole(wait) {
-            return Err(SourceError::new(format!(
-                "`wait` is {wait:?}; it must be whole seconds, from 1 s to 20 s"
-            )));
+        if let Some(Finding { what, .. }) = self.source.check().into_iter().next() {
+            return Err(SourceError::new(what));
         }
         #[cfg(feature = "s3")]
         if let Some(payloads) = &self.s3_payloads {
@@ -107,10 +73,6 @@ impl Settings {
         let _ = sqs;
         Ok(None)
     }
-}
-
-fn is_whole(duration: Duration) -> bool {
-    duration.subsec_nanos() == 0
 }
 
 /// Returns how long a receive may wait so that one that begins right before a stop ends before the
@@ -276,14 +238,6 @@ mod tests {
         let settings = || Settings::new(Connection::default(), "orders".to_owned());
         settings().check().expect("the defaults are fine");
         let refused = |settings: Settings| settings.check().expect_err("refused").to_string();
-        let visibility = Duration::from_millis(1_500);
-        assert!(
-            refused(Settings {
-                visibility,
-                ..settings()
-            })
-            .contains("`visibility` is 1.5s")
-        );
         let queue = "https://me:hush@sqs.eu-central-1.amazonaws.com/1/orders".to_owned();
         let said = refused(Settings {
             queue,
@@ -293,19 +247,36 @@ mod tests {
             said.contains("a user or a password") && !said.contains("hush"),
             "{said}"
         );
-        assert!(
-            refused(Settings {
-                wait: Duration::ZERO,
+        let defaults = SqsSettings::DEFAULT;
+        let visibility = Duration::from_millis(1_500);
+        for (source, words) in [
+            (
+                SqsSettings {
+                    visibility,
+                    ..defaults
+                },
+                "`visibility` is 1.5s",
+            ),
+            (
+                SqsSettings {
+                    wait: Duration::ZERO,
+                    ..defaults
+                },
+                "`wait` is 0ns",
+            ),
+            (
+                SqsSettings {
+                    wait: Duration::from_secs(21),
+                    ..defaults
+                },
+                "1 s to 20 s",
+            ),
+        ] {
+            let said = refused(Settings {
+                source,
                 ..settings()
-            })
-            .contains("`wait` is 0ns")
-        );
-        assert!(
-            refused(Settings {
-                wait: Duration::from_secs(21),
-                ..settings()
-            })
-            .contains("1 s to 20 s")
-        );
+            });
+            assert!(said.contains(words), "{said}");
+        }
     }
 }

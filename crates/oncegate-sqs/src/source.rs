@@ -16,7 +16,8 @@ use super::convert::Reader;
 use super::dead_letters::SqsDeadLetters;
 use super::drive::Driver;
 use super::hub::{End, Hub};
-use super::settings::{Body, Connection, Settings, name, wait_within};
+use super::settings::{Connection, Settings, name, wait_within};
+use super::source_settings::{Body, SqsSettings};
 use super::{ack_handle, queue};
 use oncegate_runtime::health::SourceStatus;
 use oncegate_runtime::observe::Observer;
@@ -52,9 +53,6 @@ struct OpenSource {
 const DROPPED_GRACE: Duration = Duration::from_secs(5);
 
 impl SqsSource {
-    /// 60 seconds.
-    pub const DEFAULT_VISIBILITY: Duration = Duration::from_secs(60);
-
     /// Creates a source for the queue with this name or URL.
     ///
     /// Credentials, region and endpoint come from the AWS SDK's default chain: environment,
@@ -99,26 +97,26 @@ impl SqsSource {
         self
     }
 
-    /// Sets the visibility timeout, for which the queue hides a message without a heartbeat: 60 s
-    /// by default, whole seconds from 1 s to 6 h.
-    ///
-    /// It is set with every receive, whatever the queue's own setting is. It is also how long a
-    /// message waits after its worker was killed. It should not be shorter than the gate's lease.
+    /// Sets all settings but the queue and how it is reached, such as those of a file.
     #[must_use]
-    pub fn visibility(mut self, visibility: Duration) -> Self {
-        self.settings.visibility = visibility;
+    pub fn settings(mut self, settings: SqsSettings) -> Self {
+        self.settings.source = settings;
         self
     }
 
-    /// Sets the longest wait of a receive while the queue is empty: 20 s by default, whole seconds
-    /// from 1 s to 20 s.
-    ///
-    /// Cancelling a receive would hide its messages for the visibility timeout. So this is also how
-    /// long an idle consumer may take to stop, and it is kept a second below the consumer's
-    /// `stop_deadline`.
+    /// Sets the [visibility timeout](SqsSettings::visibility), for which the queue hides a message
+    /// without a heartbeat: 60 s by default.
+    #[must_use]
+    pub fn visibility(mut self, visibility: Duration) -> Self {
+        self.settings.source.visibility = visibility;
+        self
+    }
+
+    /// Sets the [longest wait of a receive](SqsSettings::wait) while the queue is empty: 20 s by
+    /// default.
     #[must_use]
     pub fn wait(mut self, wait: Duration) -> Self {
-        self.settings.wait = wait;
+        self.settings.source.wait = wait;
         self
     }
 
@@ -130,10 +128,10 @@ impl SqsSource {
         self.settings.check()
     }
 
-    /// Sets how message bodies are read: as the payload itself, by default.
+    /// Sets [how message bodies are read](SqsSettings::body): as the payload itself, by default.
     #[must_use]
     pub fn body(mut self, body: Body) -> Self {
-        self.settings.body = body;
+        self.settings.source.body = body;
         self
     }
 
@@ -146,14 +144,12 @@ impl SqsSource {
         self
     }
 
-    /// Takes each message's route from its attribute `oncegate-origin`, if present, instead of the
-    /// queue's name.
-    ///
-    /// Use it to consume a dead-letter queue: such a message keeps its first route, and so its key.
-    /// Use it only for queues that no other service writes to.
+    /// Takes each message's route [from its attribute](SqsSettings::routes_from_attributes)
+    /// `oncegate-origin`, if present, instead of the queue's name. Use it to consume a dead-letter
+    /// queue, and only for queues that no other service writes to.
     #[must_use]
     pub fn routes_from_attributes(mut self) -> Self {
-        self.settings.routes_from_attributes = true;
+        self.settings.source.routes_from_attributes = true;
         self
     }
 
@@ -218,22 +214,33 @@ impl Source for SqsSource {
         let client = settings.connection.client(&settings.queue).await;
         let queue = queue::find(&client, &settings.queue).await?;
         queue::check_rights(&client, &queue).await?;
-        info!(queue = self.queue(), fifo = queue.fifo, visibility = ?settings.visibility, "the queue is open");
+        info!(queue = self.queue(), fifo = queue.fifo, visibility = ?settings.source.visibility, "the queue is open");
         for warning in queue.warnings(settings, &self.terms()) {
             warn!(queue = self.queue(), "{warning}");
         }
-        let hub = Arc::new(Hub::new(settings.visibility, observer));
+        let hub = Arc::new(Hub::new(settings.source.visibility, observer));
         let reader = Reader {
             queue: self.queue().into(),
             fifo: queue.fifo,
-            body: settings.body,
-            routes_from_attributes: settings.routes_from_attributes,
+            body: settings.source.body,
+            routes_from_attributes: settings.source.routes_from_attributes,
             max_receives: queue.max_receives,
         };
-        let wait = wait_within(settings.wait, self.terms().stop_deadline);
-        let api = Arc::new(Api::new(&client, queue.url, wait, settings.visibility));
+        let wait = wait_within(settings.source.wait, self.terms().stop_deadline);
+        let api = Arc::new(Api::new(
+            &client,
+            queue.url,
+            wait,
+            settings.source.visibility,
+        ));
         let payloads = settings.payloads(&client).await?;
-        let driver = Driver::new(Arc::clone(&hub), api, reader, payloads, settings.visibility);
+        let driver = Driver::new(
+            Arc::clone(&hub),
+            api,
+            reader,
+            payloads,
+            settings.source.visibility,
+        );
         let left = spawn(Arc::clone(&hub), driver)?;
         *self.open.lock() = Some(OpenSource {
             hub,

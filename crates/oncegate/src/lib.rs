@@ -67,6 +67,7 @@
 //! | `metrics` | [`telemetry`]: metrics through the `metrics` facade | no |
 //! | `status` | the same as a router with `/metrics`, `/healthz`, `/readyz` and a status page | no |
 //! | `otel` | spans of handlers join their producers' traces | no |
+//! | `config` | settings can be read from files, and have a JSON schema | no |
 //! | `messagepack` | [`Codec`] has MessagePack besides JSON | no |
 //! | `testing` | for the project's own tests; no promise about its names | no |
 
@@ -78,11 +79,11 @@ pub use oncegate_core::key::{Field, FingerprintSpec, Key, TenantSource};
 pub use oncegate_outbox as outbox;
 pub use oncegate_runtime::{
     Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, BlockingSqlTransaction,
-    BoxError, Broker, Codec, Completing, Completion, Consumer, ConsumerError, Counters, Documents,
-    Entry, Event, Failure, Gate, GateError, Handler, Header, Health, Lease, MemorySource,
-    MemoryStore, Message, Monitor, NotCommitted, Observer, OnStoreLoss, OrPermanent, Ordering,
-    Origin, Raw, SqlTransaction, Status, Transactional, TransactionalBatchHandler,
-    TransactionalHandler, Transactions, shutdown_signal,
+    BoxError, Broker, Codec, Completing, Completion, Consumer, ConsumerError, ConsumerSettings,
+    Counters, Documents, Entry, Event, Failure, Gate, GateError, GateSettings, Handler, Header,
+    Health, Lease, MemorySource, MemoryStore, Message, Monitor, NotCommitted, Observer,
+    OnStoreLoss, OrPermanent, Ordering, Origin, Raw, SqlTransaction, Status, Transactional,
+    TransactionalBatchHandler, TransactionalHandler, Transactions, shutdown_signal,
 };
 pub use oncegate_runtime::{
     attempt, backoff, batch, codec, consumer, dead_letters, failure, gate, handler, health,

@@ -16,7 +16,7 @@ use oncegate::core::store::{ScopeDescriptor, Store};
 use oncegate::postgres::PostgresStore;
 use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
-use oncegate::{Attempt, Backoff, Consumer, Failure, Gate, Key, Message};
+use oncegate::{Attempt, Consumer, Failure, Gate, Key, Message};
 use oncegate_testkit::{Postgres, Redis, Watched, unique};
 
 const MESSAGES: usize = 60;
@@ -61,12 +61,12 @@ async fn survives_restarts(open: impl AsyncFn() -> Arc<dyn Store>) {
         let payments = (0..MESSAGES).map(|id| ("", format!(r#"{{"id":{id}}}"#)));
         let list = List::of("payments", payments);
         let gate = Gate::new(scope.as_str(), Key::json(["id"]), Arc::clone(&store));
-        let quick = Backoff::new(Duration::from_millis(50), Duration::from_millis(100));
         let consumer = Consumer::new(Listed(Arc::clone(&list)), gate, handler)
             .dead_letters(Arc::clone(&letters))
             .max_attempts(3)
             .breaker(Breaker {
-                pause: quick,
+                first: Duration::from_millis(50),
+                most: Duration::from_millis(100),
                 ..Breaker::default()
             })
             .observer(Arc::clone(&watched) as _);

@@ -7,7 +7,7 @@ use oncegate::codec::ToStored as _;
 use oncegate::core::record::{State, Token};
 use oncegate::core::rules::{Operation, ReleaseCause, Reply, Verdict, apply};
 use oncegate::core::store::Command;
-use oncegate::{Codec, Gate};
+use oncegate::{Codec, GateSettings};
 
 use crate::place::{Bench, LEASE, Place, key_of};
 use crate::transactional::{After, GIVEN, Pay};
@@ -178,7 +178,7 @@ pub(crate) async fn check_completed(place: &Place, id: i64, attempt: u8, what: &
     let result = format!("receipt of attempt {attempt}")
         .to_stored(Codec::Json)
         .unwrap();
-    let retention = Gate::DEFAULT_RETENTION;
+    let retention = GateSettings::DEFAULT.retention;
     let complete = Operation::Complete {
         token,
         fingerprint: None,

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use oncegate::MemoryStore;
+use oncegate::Key;
+use oncegate::consumer::RouteTerms;
 use oncegate::core::key::Scope;
+use oncegate::core::settings::Finding;
 use oncegate_worker::check_url;
 
 use super::findings::About;
 use super::shape::{Consumer, Handler, Store};
-use super::values::{RouteSetting, Secret, Time};
+use super::values::{FingerprintSetting, RouteSetting, Secret, Time};
 use super::{Loaded, Path, Secrets, Severity};
 use crate::run::build;
 use crate::sources::SourceSettings;
@@ -36,6 +38,18 @@ pub(super) fn path<const N: usize>(parts: [&str; N]) -> Path {
 fn below(above: &[String], setting: &[&str]) -> Path {
     let setting = setting.iter().map(|part| (*part).to_owned());
     above.iter().cloned().chain(setting).collect()
+}
+
+/// Returns what is wrong with the key of a consumer, or with its fingerprint. A wrong name of the
+/// consumer is reported already.
+fn key_findings(name: &str, key: &Key, consumer: &Consumer) -> Option<Finding> {
+    let scope = Scope::new(name).ok()?;
+    if let Err(error) = key.compile(&scope) {
+        return Some(Finding::new("key", error.to_string()));
+    }
+    let FingerprintSetting(fingerprint) = consumer.fingerprint.as_ref()?;
+    let error = fingerprint.compile(key).err()?;
+    Some(Finding::new("fingerprint", error.to_string()))
 }
 
 impl Loaded {
@@ -69,26 +83,12 @@ impl Loaded {
     /// The path of a consumer's setting: its own, or the one that it inherits.
     pub(super) fn place(&self, consumer: &str, setting: &[&str]) -> Path {
         let own = below(&path(["consumer", consumer]), setting);
-        let inherited = below(&path(["defaults"]), setting);
-        // A consumer with any part of a table inherits nothing of that table.
-        let first = own
-            .get(..own.len() - setting.len() + 1)
-            .map(<[String]>::to_vec);
-        let is_absent = first.is_some_and(|place| self.layers.value(&place).is_none());
-        if is_absent && self.layers.value(&inherited).is_some() {
-            inherited
-        } else {
-            own
-        }
+        self.layers.inherited(&own)
     }
 
     /// Looks for the programs and scripts of the workers on this machine.
     pub(crate) fn look_for_workers(&mut self) {
-        let consumers: Vec<(String, Consumer)> = self
-            .consumers()
-            .map(|(name, consumer)| (name.to_owned(), consumer))
-            .collect();
-        for (name, consumer) in consumers {
+        for (name, consumer) in self.config.consumer.clone() {
             let Some((setting, absent)) = consumer.handler.as_ref().and_then(Handler::absent)
             else {
                 continue;
@@ -120,10 +120,7 @@ impl Loaded {
                 "a table as [consumer.billing] or [outbox.shop]",
             );
         }
-        let consumers: Vec<(String, Consumer)> = self
-            .consumers()
-            .map(|(name, consumer)| (name.to_owned(), consumer))
-            .collect();
+        let consumers = self.config.consumer.clone();
         for (name, consumer) in &consumers {
             self.check_consumer(name, consumer, secrets);
         }
@@ -251,7 +248,7 @@ impl Loaded {
         self.check_times(name, consumer);
         self.check_times_of_source(name, consumer, secrets);
         if !self.findings.is_spoilt(&own) {
-            self.check_by_building(name, consumer);
+            self.check_by_library(name, consumer);
         }
     }
 
@@ -319,8 +316,8 @@ impl Loaded {
             self.check_secret(&at, token, secrets);
         }
         self.check_kind_of_handler(name, handler);
-        if let (Some(Time(timeout)), Some(Time(max_run))) = (handler.timeout, consumer.max_run)
-            && timeout > max_run
+        if let Some(Time(timeout)) = handler.timeout
+            && timeout > consumer.gate.max_run
         {
             let at = self.place(name, &["handler", "timeout"]);
             self.error(&at, "it is longer than `max_run`, which ends a run before");
@@ -358,11 +355,8 @@ impl Loaded {
     }
 
     fn check_times(&mut self, name: &str, consumer: &Consumer) {
-        let retention = consumer
-            .retention
-            .map_or(oncegate::Gate::DEFAULT_RETENTION, |Time(time)| time);
         if let Some(Time(horizon)) = consumer.replay_horizon
-            && retention < horizon
+            && consumer.gate.retention < horizon
         {
             let at = self.place(name, &["replay_horizon"]);
             self.error(
@@ -370,16 +364,13 @@ impl Loaded {
                 "it is longer than `retention`: messages whose records have expired would run again",
             );
         }
-        if consumer.fail_open_after.is_some() {
+        if consumer.runtime.fail_open_after.is_some() {
             let at = self.place(name, &["fail_open_after"]);
             self.warn(&at, "the promise does not hold while the store is unavailable for longer than this: completed messages may run again");
         }
-        let lease = consumer
-            .lease
-            .map_or(oncegate::Gate::DEFAULT_LEASE, |Time(time)| time);
         let store = self.config.store.clone().unwrap_or_default();
         if let Some(Time(response)) = store.response_timeout
-            && response * 3 > lease
+            && response * 3 > consumer.gate.lease
         {
             let at = path(["store", "response_timeout"]);
             self.error(
@@ -389,43 +380,33 @@ impl Loaded {
         }
     }
 
-    /// Lets the library check the settings, with a store in memory in place of the real one.
-    fn check_by_building(&mut self, name: &str, consumer: &Consumer) {
+    /// Lets the library check its settings. Connects to nothing.
+    fn check_by_library(&mut self, name: &str, consumer: &Consumer) {
         let source = self.build_source(name, consumer);
+        let has_retry_topics =
+            source.is_some_and(|source| source.into_source().retry_queue().is_some());
+        let mut findings = consumer.gate.check();
+        findings.extend(consumer.runtime.check());
         // What is wrong with the format is reported already.
-        let Ok(Some(gate)) = build::gate(name, consumer, MemoryStore::new()) else {
-            return;
-        };
-        if let Err(error) = build::check(consumer, source, gate) {
-            // The library uses the configuration's names for settings.
-            let known = [
-                "lease",
-                "retention",
-                "max_run",
-                "concurrency",
-                "max_attempts",
-                "batch",
-                "breaker",
-                "tenant_limit",
-                "ordering",
-                "fail_open_after",
-            ];
-            let mut named = error
-                .split('`')
-                .skip(1)
-                .step_by(2)
-                .map(|name| name.split('.').next().unwrap_or_default());
-            let named = named.find_map(|name| known.iter().find(|known| **known == name));
-            let at = named.map_or_else(
-                || path(["consumer", name]),
-                |setting| self.place(name, &[setting]),
-            );
-            self.error(&at, error);
+        if let Ok(Some(key)) = build::key(consumer) {
+            findings.extend(key_findings(name, &key, consumer));
+            findings.extend(consumer.runtime.check_route(&RouteTerms {
+                scope: name,
+                key: &key,
+                gate: &consumer.gate,
+                batch: consumer.batch.as_ref(),
+                has_retry_topics,
+            }));
+        }
+        for Finding { setting, what } in findings {
+            let setting: Vec<&str> = setting.split('.').collect();
+            let at = self.place(name, &setting);
+            self.error(&at, what);
         }
     }
 
     /// Standard input is read once.
-    fn check_inputs(&mut self, consumers: &[(String, Consumer)]) {
+    fn check_inputs(&mut self, consumers: &BTreeMap<String, Consumer>) {
         let mut readers = consumers
             .iter()
             .filter(|(_, consumer)| consumer.reads_stdin())
@@ -442,7 +423,7 @@ impl Loaded {
 
     /// Two consumers in one group must consume the same topics: otherwise each gets partitions of
     /// topics it does not consume.
-    fn check_groups(&mut self, consumers: &[(String, Consumer)]) {
+    fn check_groups(&mut self, consumers: &BTreeMap<String, Consumer>) {
         let mut groups: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
         for (name, consumer) in consumers {
             let Some(kafka) = consumer

@@ -24,6 +24,10 @@ pub(crate) enum Origin {
 /// The prefix of all variables. Those with two underscores after each part of a path are settings.
 const PREFIX: &str = "ONCEGATE_";
 const SEPARATOR: &str = "__";
+/// The table of the consumers.
+const CONSUMERS: &str = "consumer";
+/// The table of what they inherit.
+const DEFAULTS: &str = "defaults";
 
 /// The merged table, and the origins of its parts.
 #[derive(Debug, Default)]
@@ -200,6 +204,40 @@ impl Layers {
         };
         insert(&mut self.table, &path, value);
         true
+    }
+
+    /// The table in which each consumer has what it inherits, beside what it has itself.
+    pub(super) fn with_inheritance(&self) -> Table {
+        let mut table = self.table.clone();
+        let defaults = self.table.get(DEFAULTS).and_then(Value::as_table);
+        let consumers = table.get_mut(CONSUMERS).and_then(Value::as_table_mut);
+        for (_, consumer) in consumers.into_iter().flatten() {
+            let Value::Table(consumer) = consumer else {
+                continue;
+            };
+            for (name, value) in defaults.into_iter().flatten() {
+                consumer
+                    .entry(name.clone())
+                    .or_insert_with(|| value.clone());
+            }
+        }
+        table
+    }
+
+    /// The path of a setting where it stands: that of `[defaults]`, if a consumer inherits it. A
+    /// consumer with any part of a table inherits nothing of that table.
+    pub(super) fn inherited(&self, path: &[String]) -> Path {
+        if let [section, _, first, ..] = path
+            && section == CONSUMERS
+            && path.get(..3).is_some_and(|own| self.value(own).is_none())
+        {
+            let rest = path.get(2..).unwrap_or_default();
+            let inherited = [&[DEFAULTS.to_owned()], rest].concat();
+            if self.value(&[DEFAULTS.to_owned(), first.clone()]).is_some() {
+                return inherited;
+            }
+        }
+        path.to_vec()
     }
 
     /// Removes a wrong value, so that the rest can be read; `false` when there is no value.

@@ -1,17 +1,18 @@
 //! The configuration: a file, the environment over it, and flags over both.
 //!
 //! `layers` merges them and records where each value came from, `paths` makes the paths of the file
-//! absolute, `shape` defines the settings, `values` parses values, `check` checks that they fit
-//! together, `findings` shows errors, and `table` makes the documentation's table, the JSON schema
-//! and the answer of `oncegate check --explain`.
+//! absolute, `shape` defines the settings that the library does not, `values` parses values, `read`
+//! makes structures of the table, `check` checks that they fit together, `findings` shows errors,
+//! and `table` makes the documentation's table, the JSON schema and the answer of `oncegate check
+//! --explain`.
 
 mod check;
-pub(crate) mod defaults;
 mod findings;
 pub(crate) mod format;
 mod layers;
 mod outboxes;
 mod paths;
+mod read;
 pub(crate) mod shape;
 mod source;
 pub(crate) mod table;
@@ -19,16 +20,12 @@ pub(crate) mod values;
 
 use std::path::Path as FilePath;
 
-use serde::Deserialize as _;
-use serde_path_to_error::Segment;
-use toml::Value;
-
-pub(crate) use defaults::LISTEN;
 pub(crate) use findings::{Finding, Findings, Severity};
 pub(crate) use layers::{Layers, Origin, Path};
 
 use crate::exit::Problem;
 use findings::About;
+use read::{Unreadable, Why};
 use shape::{Config, Consumer};
 
 /// The largest file that is read, in bytes.
@@ -180,25 +177,15 @@ impl Loaded {
     }
 
     /// The consumers with what they inherit.
-    pub(crate) fn consumers(&self) -> impl Iterator<Item = (&str, Consumer)> {
-        self.config
-            .consumer
-            .keys()
-            .map(|name| (name.as_str(), self.consumer(name)))
+    pub(crate) fn consumers(&self) -> impl Iterator<Item = (&str, &Consumer)> {
+        let consumers = self.config.consumer.iter();
+        consumers.map(|(name, consumer)| (name.as_str(), consumer))
     }
 
-    fn consumer(&self, name: &str) -> Consumer {
-        let own = self.layers.value(&["consumer".to_owned(), name.to_owned()]);
-        let mut table = own.and_then(Value::as_table).cloned().unwrap_or_default();
-        let defaults = self
-            .layers
-            .value(&["defaults".to_owned()])
-            .and_then(Value::as_table);
-        for (name, value) in defaults.into_iter().flatten() {
-            table.entry(name.clone()).or_insert_with(|| value.clone());
-        }
-        // Both tables have been read before, so this cannot fail.
-        Consumer::deserialize(table).unwrap_or_default()
+    /// Returns whether a consumer has a setting, of its own or inherited.
+    pub(crate) fn is_given(&self, consumer: &str, setting: &str) -> bool {
+        let path = ["consumer", consumer, setting].map(str::to_owned);
+        self.layers.value(&self.layers.inherited(&path)).is_some()
     }
 
     /// The variables of this process's environment that have settings and secrets of oncegate
@@ -235,37 +222,20 @@ impl Loaded {
 /// so that all errors are found.
 fn read(layers: &mut Layers, text: &str, findings: &mut Findings) -> Config {
     while findings.all.len() < FINDINGS_MOST {
-        let read =
-            serde_path_to_error::deserialize::<_, Config>(Value::Table(layers.table.clone()));
-        let error = match read {
+        let Unreadable { path, why } = match read::read(&layers.with_inheritance()) {
             Ok(config) => return config,
-            Err(error) => error,
+            Err(unreadable) => unreadable,
         };
-        let path = error.path().iter().map_while(|segment| match segment {
-            Segment::Map { key } => Some(key.clone()),
-            Segment::Enum { variant } => Some(variant.clone()),
-            Segment::Seq { .. } | Segment::Unknown => None,
-        });
-        let path: Path = path.collect();
+        let path = layers.inherited(&path);
         if layers.reinterpret(&path) {
             continue;
         }
-        let dotted_name = dotted_property(layers, &path);
-        let message = dotted_name
-            .as_deref()
-            .unwrap_or_else(|| error.inner().message());
-        let about = if message.starts_with("unknown field") {
-            About::Name
-        } else {
-            About::Value
+        let about = match why {
+            Why::Name(..) => About::Name,
+            Why::Value(_) => About::Value,
         };
-        findings.add(
-            layers,
-            text,
-            (Severity::Error, about),
-            &path,
-            in_words(message),
-        );
+        let what = dotted_property(layers, &path).unwrap_or_else(|| why.to_string());
+        findings.add(layers, text, (Severity::Error, about), &path, what);
         // Without the wrong setting, the next pass finds the next mistake.
         if !layers.remove(&path) {
             break;
@@ -292,41 +262,6 @@ fn dotted_property(layers: &Layers, path: &[String]) -> Option<String> {
         value = inner;
     }
     (name != *first).then(|| format!("the name has dots, so it needs quotes: \"{name}\" = …"))
-}
-
-/// Adds the nearest known name to an "unknown" message, and takes the text out of one about its
-/// type: a URL with a password may stand in the wrong place.
-fn in_words(message: &str) -> String {
-    if message.starts_with("invalid type: string")
-        && let Some((_, expected)) = message.rsplit_once(", expected ")
-    {
-        return format!("text where {expected} is expected");
-    }
-    let kinds = [
-        ("unknown field ", "setting"),
-        ("unknown variant ", "choice"),
-    ];
-    let Some((prefix, kind)) = kinds
-        .into_iter()
-        .find(|(prefix, _)| message.starts_with(prefix))
-    else {
-        return message.to_owned();
-    };
-    let mut names = message
-        .trim_start_matches(prefix)
-        .split('`')
-        .skip(1)
-        .step_by(2);
-    let unknown = names.next().unwrap_or_default();
-    let known: Vec<&str> = names.collect();
-    let nearest = known
-        .iter()
-        .map(|name| (strsim::damerau_levenshtein(unknown, name), name))
-        .min_by_key(|(distance, _)| *distance);
-    match nearest.filter(|(distance, name)| *distance <= 1 + name.len() / 3) {
-        Some((_, near)) => format!("`{unknown}` is no {kind}; did you mean `{near}`?"),
-        None => format!("`{unknown}` is no {kind}; known are {}", known.join(", ")),
-    }
 }
 
 #[cfg(test)]

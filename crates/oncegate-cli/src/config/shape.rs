@@ -1,22 +1,21 @@
 //! The settings of a configuration: one structure for the file, the environment, the flags, the
 //! JSON schema and the table in the documentation.
 //!
-//! Every setting is optional here, so that one that is wrong does not hide the others; `check`
-//! knows what is missing.
+//! Settings of the library are its own structures, with its documentation and defaults. The others
+//! are optional here, so that one that is missing does not hide the others; `check` knows what is
+//! missing.
 
 mod store;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use oncegate::consumer::{Breaker, DeadLetterLimit};
 use oncegate::outbox::Relay;
-use oncegate::{BatchLimits, Consumer as Runtime, Gate};
+use oncegate::{BatchLimits, ConsumerSettings, GateSettings};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 pub(crate) use self::store::{Durability, Store};
-use super::defaults::{size, time};
 use super::format::Format;
 use super::values::{
     FingerprintSetting, KeySetting, Names, ProgramSetting, Property, RouteSetting, Secret, Size,
@@ -78,88 +77,27 @@ pub(crate) struct Consumer {
     /// What else must be equal besides the key: `"payload"`, `{ except = […] }` or `"raw"`. Without
     /// it, contents are not compared.
     pub(crate) fingerprint: Option<FingerprintSetting>,
-    /// What happens to a message without a derivable key: `dead-letter` gives it up, `refuse` stops
-    /// the consumer.
-    #[schemars(extend("default" = "dead-letter"))]
-    pub(crate) strictness: Option<Strictness>,
-    /// What happens to a dead letter of this consumer that is delivered to it again, as by the
-    /// redrive of an SQS console, while its record says that it has failed: `reopen` runs it again,
-    /// counted as `extra_runs{reset}`; `write-back` writes it to the dead letters again.
-    #[schemars(extend("default" = "reopen"))]
-    pub(crate) returned_letters: Option<ReturnedLetters>,
     /// The worker that handles messages: `http`, `exec` or `command`.
     pub(crate) handler: Option<Handler>,
     /// The dead-letter topic, queue or file: `kafka`, `sqs` or `file`. Without it, the consumer
     /// stops at the first dead letter.
     pub(crate) dead_letters: Option<crate::sources::DeadLetters>,
-    /// The lease: how long a claim lasts without a heartbeat, and so how long a message waits after
-    /// its worker was killed.
-    #[schemars(extend("default" = time(Gate::DEFAULT_LEASE)))]
-    pub(crate) lease: Option<Time>,
-    /// How long one run may take.
-    #[schemars(extend("default" = time(Gate::DEFAULT_MAX_RUN)))]
-    pub(crate) max_run: Option<Time>,
-    /// How long a completed record is kept. It must cover the longest replay.
-    #[schemars(extend("default" = time(Gate::DEFAULT_RETENTION)))]
-    pub(crate) retention: Option<Time>,
     /// The longest replay that you plan, to be checked against the retention.
     pub(crate) replay_horizon: Option<Time>,
-    /// Whether workers get a fencing token, a number that only grows per key.
-    #[schemars(extend("default" = false))]
-    pub(crate) fenced: Option<bool>,
-    /// The most attempts for a message, including those of killed workers; 1 to 254.
-    #[schemars(extend("default" = Runtime::DEFAULT_MAX_ATTEMPTS))]
-    pub(crate) max_attempts: Option<u32>,
-    /// The waits between attempts.
-    pub(crate) backoff: Option<Backoff>,
-    /// The order in which messages run: `key`, `partition` or `unordered`.
-    #[schemars(extend("default" = "key"))]
-    pub(crate) ordering: Option<Ordering>,
-    /// Accept that later messages of the same key or partition overtake a message in a retry topic.
-    #[schemars(extend("default" = false))]
-    pub(crate) overtaking_retries: Option<bool>,
-    /// How many messages the worker handles at a time.
-    #[schemars(extend("default" = super::defaults::CONCURRENCY))]
-    pub(crate) concurrency: Option<u32>,
-    /// How many of them for one tenant; `key` must have a `tenant`. As many as for all, unless set.
-    pub(crate) tenant_limit: Option<u32>,
-    /// How many messages may wait between the source and the ack.
-    #[schemars(extend("default" = super::defaults::IN_FLIGHT_MESSAGES))]
-    pub(crate) in_flight_messages: Option<usize>,
-    /// How many bytes of them.
-    #[schemars(extend("default" = size(super::defaults::IN_FLIGHT_BYTES)))]
-    pub(crate) in_flight_bytes: Option<Size>,
     /// Hands the worker many messages at a time: a JSON array by `http`, or one line to `exec`.
     /// `concurrency` then counts batches. Without it, messages are handled one by one.
-    pub(crate) batch: Option<Batch>,
-    /// How long the start waits for a store, a broker or a queue that is away.
-    #[schemars(extend("default" = time(Runtime::DEFAULT_START_PATIENCE)))]
-    pub(crate) start_patience: Option<Time>,
-    /// How long running work may go on after a stop.
-    #[schemars(extend("default" = time(Runtime::DEFAULT_STOP_DEADLINE)))]
-    pub(crate) stop_deadline: Option<Time>,
-    /// The dead-letter limit: the consumer stops when it gives up too many messages.
-    pub(crate) dead_letter_limit: Option<Flood>,
-    /// The circuit breaker: pauses the worker when too many messages fail.
-    pub(crate) breaker: Option<BreakerLimits>,
-    /// The largest result that a record keeps.
-    #[schemars(extend("default" = size(Gate::DEFAULT_MAX_RESULT_BYTES)))]
-    pub(crate) max_result: Option<Size>,
+    pub(crate) batch: Option<BatchLimits>,
     /// A folder for larger results. Without it they are not kept.
     pub(crate) large_results: Option<PathBuf>,
-    /// The largest result that goes there. A larger one is not kept.
-    #[schemars(extend("default" = size(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES)))]
-    pub(crate) max_large_result: Option<Size>,
-    /// What happens when the store has lost records: `halt` runs nothing until
-    /// `oncegate accept loss`, `continue` runs messages again whose records are lost.
-    #[schemars(extend("default" = "halt"))]
-    pub(crate) on_store_loss: Option<OnStoreLoss>,
-    /// Fail open: when the store has been away for so long, messages run without it, and
-    /// repetitions run again, until it answers. Without it they wait.
-    pub(crate) fail_open_after: Option<Time>,
     /// A file that tells what happens to each key, one JSON object in a line. A best effort: it may
     /// miss what happened just before a crash. Without it nothing is written.
     pub(crate) journal: Option<PathBuf>,
+    #[serde(default, rename = "*gate")]
+    #[schemars(flatten)]
+    pub(crate) gate: GateSettings,
+    #[serde(default, rename = "*runtime")]
+    #[schemars(flatten)]
+    pub(crate) runtime: ConsumerSettings,
 }
 
 /// Who does the work; one of `http`, `exec` and `command`.
@@ -224,71 +162,6 @@ impl Handler {
     }
 }
 
-/// The limits of a batch: it starts when it is full, or when its first message has waited.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Batch {
-    /// The most messages of a batch, 1 to 10,000.
-    #[schemars(extend("default" = Batch::DEFAULT_MESSAGES))]
-    pub(crate) messages: Option<usize>,
-    /// The most bytes of them. A larger message is a batch of its own.
-    #[schemars(extend("default" = size(BatchLimits::DEFAULT_BYTES)))]
-    pub(crate) bytes: Option<Size>,
-    /// How long the first message of a batch waits for others, at most 5s.
-    #[schemars(extend("default" = time(BatchLimits::DEFAULT_WAIT)))]
-    pub(crate) wait: Option<Time>,
-}
-
-impl Batch {
-    /// 100.
-    pub(crate) const DEFAULT_MESSAGES: usize = 100;
-}
-
-/// Waits that grow.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Backoff {
-    /// The first wait; it doubles.
-    #[schemars(extend("default" = time(super::defaults::BACKOFF_FIRST)))]
-    pub(crate) first: Option<Time>,
-    /// The longest wait.
-    #[schemars(extend("default" = time(super::defaults::BACKOFF_MOST)))]
-    pub(crate) most: Option<Time>,
-}
-
-/// The dead-letter limit.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Flood {
-    /// This many messages in a row.
-    #[schemars(extend("default" = DeadLetterLimit::default().in_a_row))]
-    pub(crate) in_a_row: Option<u32>,
-    /// This share of the last 1,000 messages.
-    #[schemars(extend("default" = DeadLetterLimit::default().share))]
-    pub(crate) share: Option<f64>,
-}
-
-/// The circuit breaker.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct BreakerLimits {
-    /// Whether it is on.
-    #[schemars(extend("default" = true))]
-    pub(crate) on: Option<bool>,
-    /// How many of the last keys it takes into account.
-    #[schemars(extend("default" = Breaker::default().keys))]
-    pub(crate) keys: Option<u32>,
-    /// The share of them that must have failed.
-    #[schemars(extend("default" = Breaker::default().share))]
-    pub(crate) share: Option<f64>,
-    /// The first pause; it doubles.
-    #[schemars(extend("default" = time(super::defaults::BREAKER_FIRST)))]
-    pub(crate) first: Option<Time>,
-    /// The longest pause.
-    #[schemars(extend("default" = time(super::defaults::BREAKER_MOST)))]
-    pub(crate) most: Option<Time>,
-}
-
 /// An outbox in the database of the store, and the broker that its messages go to.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -303,19 +176,19 @@ pub(crate) struct Outbox {
     #[schemars(extend("default" = Relay::DEFAULT_BATCH))]
     pub(crate) batch: Option<u32>,
     /// The most bytes of their payloads.
-    #[schemars(extend("default" = size(Relay::DEFAULT_BATCH_BYTES as usize)))]
+    #[schemars(extend("default" = Size(Relay::DEFAULT_BATCH_BYTES as usize).to_string()))]
     pub(crate) batch_bytes: Option<Size>,
     /// How long the relay waits before it reads an empty outbox again.
-    #[schemars(extend("default" = time(Relay::DEFAULT_POLL_INTERVAL)))]
+    #[schemars(extend("default" = Time(Relay::DEFAULT_POLL_INTERVAL).to_string()))]
     pub(crate) poll_interval: Option<Time>,
     /// How long another relay waits after the leading one was killed.
-    #[schemars(extend("default" = time(Relay::DEFAULT_LEASE)))]
+    #[schemars(extend("default" = Time(Relay::DEFAULT_LEASE).to_string()))]
     pub(crate) lease: Option<Time>,
     /// How long sent messages are kept in the table.
-    #[schemars(extend("default" = time(Relay::DEFAULT_RETENTION)))]
+    #[schemars(extend("default" = Time(Relay::DEFAULT_RETENTION).to_string()))]
     pub(crate) retention: Option<Time>,
     /// How long messages in flight are waited for after a stop.
-    #[schemars(extend("default" = time(Relay::DEFAULT_STOP_DEADLINE)))]
+    #[schemars(extend("default" = Time(Relay::DEFAULT_STOP_DEADLINE).to_string()))]
     pub(crate) stop_deadline: Option<Time>,
 }
 
@@ -348,46 +221,14 @@ pub(crate) struct OutboxSqs {
 pub(crate) struct Status {
     /// The address of the status page, `/metrics`, `/healthz` and `/readyz`, or `off`. They need no
     /// password. `off` unless set when all consumers read standard input.
-    #[schemars(extend("default" = super::defaults::LISTEN))]
+    #[schemars(extend("default" = Self::LISTEN))]
     pub(crate) listen: Option<String>,
     /// Host names under which the page is reached, besides that of `listen`, `localhost` and IP
     /// addresses. Under other names it refuses to answer, so that no page of another site reads it.
     pub(crate) hosts: Option<Names>,
 }
 
-/// What becomes of a message without a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[schemars(inline)]
-pub(crate) enum Strictness {
-    DeadLetter,
-    Refuse,
-}
-
-/// What becomes of a dead letter that comes back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[schemars(inline)]
-pub(crate) enum ReturnedLetters {
-    Reopen,
-    WriteBack,
-}
-
-/// In which order messages run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[schemars(inline)]
-pub(crate) enum Ordering {
-    Key,
-    Partition,
-    Unordered,
-}
-
-/// What happens when Redis has lost records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[schemars(inline)]
-pub(crate) enum OnStoreLoss {
-    Halt,
-    Continue,
+impl Status {
+    /// The default address: only this machine can reach it.
+    pub(crate) const LISTEN: &str = "127.0.0.1:9464";
 }

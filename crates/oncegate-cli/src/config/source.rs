@@ -1,11 +1,10 @@
 //! Checks of a consumer's source, and of the dead letters that it can have.
 
-use oncegate::Gate;
+use oncegate::core::settings::Finding;
 
 use super::check::{PASSWORD_IN_URL, path};
 use super::findings::dotted;
 use super::shape::Consumer;
-use super::values::Time;
 use super::{Loaded, Secrets};
 use crate::sources::{ConfiguredSource, DeadLetters, Source, SourceFinding};
 
@@ -43,12 +42,8 @@ impl Loaded {
         let Some(Ok(settings)) = consumer.source.as_ref().map(Source::settings) else {
             return;
         };
-        let lease = consumer
-            .lease
-            .map_or(Gate::DEFAULT_LEASE, |Time(time)| time);
-        let max_run = consumer
-            .max_run
-            .map_or(Gate::DEFAULT_MAX_RUN, |Time(time)| time);
+        let lease = consumer.gate.lease;
+        let max_run = consumer.gate.max_run;
         for finding in settings.findings_beside(lease, max_run) {
             self.report(name, settings.table(), &finding, secrets);
         }
@@ -63,6 +58,10 @@ impl Loaded {
             SourceFinding::Error(setting, why) => {
                 let at = self.place(name, &["source", table, setting]);
                 self.error(&at, *why);
+            }
+            SourceFinding::Wrong(Finding { setting, what }) => {
+                let at = self.place(name, &["source", table, setting]);
+                self.error(&at, what);
             }
             SourceFinding::Warning(setting, why) => {
                 let at = self.place(name, &["source", table, setting]);

@@ -2,6 +2,7 @@
 //! came from. All are derived from `shape`.
 
 use std::fmt::Write as _;
+use std::sync::LazyLock;
 
 use schemars::generate::SchemaSettings;
 use serde::Serialize;
@@ -54,6 +55,9 @@ fn without_null(schema: &mut Json) {
     if let Some(Json::Array(values)) = object.get_mut("enum") {
         values.retain(|value| !value.is_null());
     }
+    if object.get("default").is_some_and(Json::is_null) {
+        object.remove("default");
+    }
     object.values_mut().for_each(without_null);
 }
 
@@ -102,10 +106,12 @@ fn collect(schema: &Map<String, Json>, path: &Path, rows: &mut Vec<SettingRow>) 
             }
         } else {
             let meaning = property.get("description").and_then(Json::as_str);
+            // The rest is about details.
+            let meaning = meaning.and_then(|text| text.split("\n\n").next());
             rows.push(SettingRow {
                 path: at(&[name]),
                 kind: kind(property),
-                default: property.get("default").map(|value| {
+                default: given_default(property).map(|value| {
                     value
                         .as_str()
                         .map_or_else(|| value.to_string(), str::to_owned)
@@ -116,16 +122,19 @@ fn collect(schema: &Map<String, Json>, path: &Path, rows: &mut Vec<SettingRow>) 
     }
 }
 
+/// The default of a setting. An empty table says no more than none.
+fn given_default(property: &Map<String, Json>) -> Option<&Json> {
+    property
+        .get("default")
+        .filter(|value| value.as_object().is_none_or(|table| !table.is_empty()))
+}
+
 fn kind(property: &Map<String, Json>) -> String {
     if let Some(title) = property.get("title").and_then(Json::as_str) {
         return title.to_owned();
     }
-    if let Some(choices) = property.get("enum").and_then(Json::as_array) {
-        return choices
-            .iter()
-            .filter_map(Json::as_str)
-            .collect::<Vec<_>>()
-            .join(", ");
+    if let Some(choices) = choices(property) {
+        return choices.join(", ");
     }
     match property.get("type").and_then(Json::as_str) {
         Some("string") => "text",
@@ -135,6 +144,17 @@ fn kind(property: &Map<String, Json>) -> String {
         _ => "",
     }
     .to_owned()
+}
+
+/// The choices of a setting. Those with a description are schemas of their own.
+fn choices(property: &Map<String, Json>) -> Option<Vec<&str>> {
+    let choices = property.get("enum").or_else(|| property.get("oneOf"));
+    let choices = choices?.as_array()?.iter();
+    Some(
+        choices
+            .filter_map(|choice| choice.get("const").unwrap_or(choice).as_str())
+            .collect(),
+    )
 }
 
 /// The table of the documentation, in Markdown.
@@ -158,6 +178,25 @@ pub(crate) fn markdown() -> String {
         );
     }
     out
+}
+
+/// Returns what the documentation says of a setting of a consumer, with its default, for the help of
+/// a flag.
+pub(crate) fn meaning(setting: &str) -> String {
+    static ROWS: LazyLock<Vec<SettingRow>> = LazyLock::new(rows);
+    let path = format!("consumer.{NAME}.{setting}");
+    let row = ROWS.iter().find(|row| dotted(&row.path) == path);
+    let Some(SettingRow {
+        meaning, default, ..
+    }) = row
+    else {
+        return String::new();
+    };
+    let meaning = meaning.trim_end_matches('.');
+    match default {
+        Some(default) if default != "false" => format!("{meaning} [default: {default}]"),
+        _ => meaning.to_owned(),
+    }
 }
 
 /// An effective value, and where it came from.

@@ -4,6 +4,8 @@ mod checks;
 
 use std::time::Duration;
 
+use oncegate::consumer::BadKeys;
+
 use super::*;
 
 /// A configuration without errors.
@@ -74,11 +76,46 @@ fn the_documented_shape_is_fine() {
     let (name, billing) = loaded.consumers().next().unwrap();
     assert_eq!(name, "billing");
     assert_eq!(
-        billing.lease,
-        Some(values::Time(Duration::from_secs(30))),
+        (billing.runtime.max_attempts, billing.gate.lease),
+        (10, Duration::from_secs(30)),
         "inherited"
     );
-    assert_eq!(billing.strictness, Some(shape::Strictness::Refuse));
+    assert_eq!(billing.runtime.bad_keys, BadKeys::Refuse);
+}
+
+#[test]
+fn settings_of_the_library_stand_among_those_of_the_command() {
+    let text = changed(
+        "topics = [\"orders\"]",
+        "topics = [\"orders\"], keep_positions_of_recreated_topics = true",
+    );
+    let loaded = of(&text);
+    assert!(loaded.findings.all.is_empty(), "{}", loaded.render());
+    let (_, billing) = loaded.consumers().next().unwrap();
+    let source = billing.source.as_ref().unwrap();
+    let kafka = source.kafka.as_ref().unwrap();
+    assert!(kafka.settings.keep_positions_of_recreated_topics);
+    assert_eq!(kafka.settings.commit_interval, Duration::from_secs(1));
+}
+
+#[test]
+fn what_the_library_refuses_is_found_at_its_setting() {
+    says(
+        &changed(
+            "topics = [\"orders\"]",
+            "topics = [\"orders\"], commit_interval = \"1ms\"",
+        ),
+        Some(16),
+        "commit_interval is 1ms",
+    );
+    let inherited = changed("lease = \"30s\"", "max_large_result = \"2GiB\"");
+    says(&inherited, Some(8), "at most 1 GiB");
+    let several = changed(
+        "concurrency = 64",
+        "concurrency = 0\nbreaker = { keys = 1 }",
+    );
+    says(&several, Some(12), "between 1 and 100,000");
+    says(&several, Some(13), "between 2 and 1,000");
 }
 
 #[test]
@@ -187,8 +224,8 @@ fn environment_and_flags_are_over_the_file_and_are_named_in_their_errors() {
     };
     let loaded = loaded(FINE, &variables, vec![flag], Secrets::MayBeLiteral);
     let (_, billing) = loaded.consumers().next().unwrap();
-    assert_eq!(billing.lease, Some(values::Time(Duration::from_secs(60))));
-    assert_eq!(billing.concurrency, Some(4));
+    assert_eq!(billing.gate.lease, Duration::from_secs(60));
+    assert_eq!(billing.runtime.concurrency, 4);
     assert!(!loaded.findings.has_errors(), "{}", loaded.render());
     let explained = loaded.explain();
     let origin = |path: &str| {
@@ -239,10 +276,7 @@ fn a_variable_means_the_consumer_whatever_its_case_and_dashes() {
     );
     let consumers: Vec<_> = loaded.consumers().collect();
     assert_eq!(consumers.len(), 1);
-    assert_eq!(
-        consumers[0].1.lease,
-        Some(values::Time(Duration::from_secs(120)))
-    );
+    assert_eq!(consumers[0].1.gate.lease, Duration::from_secs(120));
 }
 
 #[test]

@@ -6,26 +6,20 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
+pub(crate) use oncegate::core::settings::{Size, Time};
 use oncegate::{FingerprintSpec, Key};
 use oncegate_worker::{Program, TokenSource};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use toml::Value;
 
+use super::read;
 use crate::parse;
 
 /// The largest secret that a file may hold, in bytes.
 const SECRET_MAX_BYTES: u64 = 64 * 1024;
-
-/// A duration with its unit: `"30s"`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Time(pub(crate) Duration);
-
-/// A number of bytes with its unit: `"64KiB"`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Size(pub(crate) usize);
 
 /// A list of names; a single string is split at commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -192,46 +186,11 @@ fn unlike(found: &Value, expected: &str) -> String {
 }
 
 /// Reads a value that may have one of several forms.
-fn read<'de, D: Deserializer<'de>, T>(
+fn read_by<'de, D: Deserializer<'de>, T>(
     deserializer: D,
     by: impl FnOnce(Value) -> Result<T, String>,
 ) -> Result<T, D::Error> {
     by(Value::deserialize(deserializer)?).map_err(D::Error::custom)
-}
-
-impl<'de> Deserialize<'de> for Time {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        read(deserializer, |value| match value {
-            Value::String(text) => parse::duration(&text).map(Self),
-            other => Err(unlike(
-                &other,
-                "a time with its unit, as \"30s\" (ms, s, m, h, d),",
-            )),
-        })
-    }
-}
-
-impl<'de> Deserialize<'de> for Size {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        read(deserializer, |value| match value {
-            Value::String(text) => size(&text).map(Self),
-            other => Err(unlike(&other, "a size with its unit, as \"64KiB\",")),
-        })
-    }
-}
-
-/// A whole number of bytes with its unit.
-fn size(text: &str) -> Result<usize, String> {
-    const SHAPE: &str =
-        "it must be a number with a unit, as in 64KiB (B, KiB, MiB, GiB, kB, MB, GB)";
-    if text.trim().ends_with(|c: char| c.is_ascii_digit()) {
-        return Err(SHAPE.to_owned());
-    }
-    let size: bytesize::ByteSize = text.parse().map_err(|_| SHAPE.to_owned())?;
-    match usize::try_from(size.as_u64()) {
-        Ok(bytes) if bytes > 0 => Ok(bytes),
-        _ => Err("it must be above zero".to_owned()),
-    }
 }
 
 fn strings(values: Vec<Value>) -> Result<Vec<String>, String> {
@@ -248,7 +207,7 @@ fn strings(values: Vec<Value>) -> Result<Vec<String>, String> {
 
 impl<'de> Deserialize<'de> for Names {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        read(deserializer, |value| match value {
+        read_by(deserializer, |value| match value {
             Value::String(text) => Ok(Self(
                 text.split(',').map(|name| name.trim().to_owned()).collect(),
             )),
@@ -260,7 +219,7 @@ impl<'de> Deserialize<'de> for Names {
 
 impl<'de> Deserialize<'de> for ProgramSetting {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        read(deserializer, |value| match value {
+        read_by(deserializer, |value| match value {
             Value::String(text) if !text.trim().is_empty() => Ok(Self(Program::Shell(text))),
             Value::Array(values) if !values.is_empty() => {
                 strings(values).map(|words| Self(Program::Words(words)))
@@ -273,22 +232,18 @@ impl<'de> Deserialize<'de> for ProgramSetting {
 
 impl<'de> Deserialize<'de> for KeySetting {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        read(deserializer, |value| match value {
+        read_by(deserializer, |value| match value {
             Value::String(text) => text.parse().map(Self).map_err(|error| format!("{error}")),
-            other => Key::deserialize(other)
-                .map(Self)
-                .map_err(|error| error.message().to_owned()),
+            other => read::value(&other).map(Self),
         })
     }
 }
 
 impl<'de> Deserialize<'de> for FingerprintSetting {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        read(deserializer, |value| match value {
+        read_by(deserializer, |value| match value {
             Value::String(text) => parse::fingerprint(&text).map(Self),
-            other => FingerprintSpec::deserialize(other)
-                .map(Self)
-                .map_err(|error| error.message().to_owned()),
+            other => read::value(&other).map(Self),
         })
     }
 }
@@ -313,14 +268,14 @@ fn secret(value: Value) -> Result<Secret, String> {
 
 impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        read(deserializer, secret)
+        read_by(deserializer, secret)
     }
 }
 
 impl<'de> Deserialize<'de> for RouteSetting {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         const FORMS: &str = "it must be a route, as \"orders\", or a table of routes by topic or queue, as { \"eu.orders\" = \"orders\" }";
-        read(deserializer, |value| match value {
+        read_by(deserializer, |value| match value {
             Value::String(name) => name.parse(),
             Value::Table(table) => {
                 let names = table.into_iter().map(|(route, name)| match name {
@@ -336,7 +291,7 @@ impl<'de> Deserialize<'de> for RouteSetting {
 
 impl<'de> Deserialize<'de> for Property {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        read(deserializer, |value| match value {
+        read_by(deserializer, |value| match value {
             Value::Integer(number) => Ok(Self(Secret::Literal(number.to_string()))),
             Value::Boolean(flag) => Ok(Self(Secret::Literal(flag.to_string()))),
             other => secret(other).map(Self),

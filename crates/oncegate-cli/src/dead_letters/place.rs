@@ -80,7 +80,7 @@ impl PlaceArgs {
             .or(letters.kafka)
             .filter(|_| self.queue.is_none());
         if let Some(topic) = topic {
-            return self.of_cluster(topic, name, &consumer);
+            return self.of_cluster(topic, name, consumer);
         }
         let queue = self.queue.clone().or(letters.sqs);
         let queue = queue.ok_or_else(|| {
@@ -92,6 +92,7 @@ impl PlaceArgs {
         })?;
         let sqs = consumer
             .source
+            .clone()
             .and_then(|source| source.sqs)
             .unwrap_or_default();
         Ok(Box::new(SqsLetters {

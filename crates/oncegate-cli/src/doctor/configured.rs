@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use oncegate::core::key::{Descriptor, Scope};
 use oncegate::core::store::{ScopeDescriptor, Store};
-use oncegate::{Consumer, Gate, GateError};
+use oncegate::{GateError, GateSettings};
 
 use super::{NamedQueue, Questions, Report};
 use crate::config::shape;
-use crate::config::values::Time;
 use crate::exit::{Exit, Problem};
 use crate::sources::{LetterQueue, Source, sqs};
 use crate::store::{self, Opened};
@@ -44,7 +43,7 @@ pub(super) async fn examine_consumers<'a>(
     };
     let mut longest = Duration::ZERO;
     for (name, consumer) in consumers {
-        longest = longest.max(retention(&consumer));
+        longest = longest.max(consumer.gate.retention);
         report.about(name);
         if let (Some(opened), Ok(scope)) = (opened, Scope::new(name)) {
             same_key(&scope, &consumer, &opened.store, &mut report).await;
@@ -140,26 +139,14 @@ pub(super) fn questions(name: &str, consumer: &shape::Consumer) -> Result<Questi
         .map(|kafka| kafka.cluster(name, consumer.dead_letters.as_ref()))
         .transpose()?;
     Ok(Questions {
-        retention: retention(consumer),
-        lease: consumer
-            .lease
-            .map_or(Gate::DEFAULT_LEASE, |Time(time)| time),
-        max_attempts: consumer
-            .max_attempts
-            .unwrap_or(Consumer::DEFAULT_MAX_ATTEMPTS),
-        max_run: consumer
-            .max_run
-            .map_or(Gate::DEFAULT_MAX_RUN, |Time(time)| time),
+        retention: consumer.gate.retention,
+        lease: consumer.gate.lease,
+        max_attempts: consumer.runtime.max_attempts,
+        max_run: consumer.gate.max_run,
         kafka,
         queue: queue(name, &source)?,
         letters: letters(name, &source, consumer)?,
     })
-}
-
-fn retention(consumer: &shape::Consumer) -> Duration {
-    consumer
-        .retention
-        .map_or(Gate::DEFAULT_RETENTION, |Time(time)| time)
 }
 
 /// Returns the queue of a source whose own checks say all about it, with its name.
@@ -171,7 +158,7 @@ fn queue(name: &str, source: &Source) -> Result<Option<NamedQueue>, String> {
     };
     Ok(Some((
         queue.to_owned(),
-        settings.open(name, Gate::DEFAULT_LEASE)?,
+        settings.open(name, GateSettings::DEFAULT.lease)?,
     )))
 }
 
@@ -190,7 +177,7 @@ fn letters(
     };
     match source.settings() {
         Ok(settings) => Ok(settings
-            .open(name, Gate::DEFAULT_LEASE)?
+            .open(name, GateSettings::DEFAULT.lease)?
             .letter_queue(letters)),
         Err(_) => Ok(sqs::letter_queue(letters)),
     }

@@ -12,7 +12,7 @@ use oncegate::core::key::Scope;
 use serde::Serialize;
 
 use crate::args::{AnswerArgs, within};
-use crate::config::values::{Names, Property, Secret, Time};
+use crate::config::values::{Names, Property, Secret};
 use crate::config::{Loaded, shape};
 use crate::configured::{ConfigArgs, StoreFlag, choose, missing};
 use crate::exit::{Exit, Problem};
@@ -166,14 +166,14 @@ impl DoctorArgs {
 
     async fn examine_configured(&self, loaded: &Loaded) -> Result<Report, Problem> {
         let scope = self.scope.as_ref().map(Scope::as_str);
-        let consumers: Vec<(&str, shape::Consumer)> = match scope {
+        let consumers: Vec<(&str, &shape::Consumer)> = match scope {
             // Flags about a source are about one consumer.
             None if !self.names_source() => loaded.consumers().collect(),
             _ => vec![choose(loaded, scope)?],
         };
         let consumers = consumers
             .into_iter()
-            .map(|(name, consumer)| (name, self.over(consumer)));
+            .map(|(name, consumer)| (name, self.over(consumer.clone())));
         let mut report = Report::default();
         let opened = match &self.store.url {
             Some(url) => {
@@ -200,10 +200,11 @@ impl DoctorArgs {
 
     /// The settings of a consumer, with those of the flags over them.
     fn over(&self, mut consumer: shape::Consumer) -> shape::Consumer {
-        consumer.retention = self.retention.map(Time).or(consumer.retention);
-        consumer.lease = self.lease.map(Time).or(consumer.lease);
-        consumer.max_run = self.max_run.map(Time).or(consumer.max_run);
-        consumer.max_attempts = self.max_attempts.or(consumer.max_attempts);
+        let shape::Consumer { gate, runtime, .. } = &mut consumer;
+        gate.retention = self.retention.unwrap_or(gate.retention);
+        gate.lease = self.lease.unwrap_or(gate.lease);
+        gate.max_run = self.max_run.unwrap_or(gate.max_run);
+        runtime.max_attempts = self.max_attempts.unwrap_or(runtime.max_attempts);
         let mut source = consumer.source.take().unwrap_or_default();
         let names_topics = self.brokers.is_some() || !self.topics.is_empty();
         if names_topics != self.queue.is_some() {
@@ -222,7 +223,7 @@ impl DoctorArgs {
         }
         if let Some(sqs) = &mut source.sqs {
             sqs.endpoint_url = self.endpoint_url.clone().or(sqs.endpoint_url.take());
-            sqs.visibility = self.visibility.map(Time).or(sqs.visibility);
+            sqs.settings.visibility = self.visibility.unwrap_or(sqs.settings.visibility);
         }
         consumer.source = Some(source);
         if self.dead_letters.is_some() || self.dead_letter_queue.is_some() {
@@ -330,8 +331,8 @@ fn needs(flag: &str, other: &str) -> Problem {
 #[cfg(test)]
 mod tests {
     use clap::{CommandFactory, Parser};
-    use oncegate::sqs::SqsSource;
-    use oncegate::{Consumer, Gate};
+    use oncegate::sqs::SqsSettings;
+    use oncegate::{ConsumerSettings, GateSettings};
 
     use super::*;
 
@@ -347,10 +348,10 @@ mod tests {
         // Without the breaks of its lines.
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
         let times = [
-            ("--retention", Gate::DEFAULT_RETENTION),
-            ("--visibility", SqsSource::DEFAULT_VISIBILITY),
-            ("--lease", Gate::DEFAULT_LEASE),
-            ("--max-run", Gate::DEFAULT_MAX_RUN),
+            ("--retention", GateSettings::DEFAULT.retention),
+            ("--visibility", SqsSettings::DEFAULT.visibility),
+            ("--lease", GateSettings::DEFAULT.lease),
+            ("--max-run", GateSettings::DEFAULT.max_run),
         ];
         for (flag, default) in times {
             let said = help
@@ -362,7 +363,7 @@ mod tests {
                 .unwrap_or_default();
             assert_eq!(duration(said), Ok(default), "{flag}");
         }
-        let attempts = format!("[default: {}]", Consumer::DEFAULT_MAX_ATTEMPTS);
+        let attempts = format!("[default: {}]", ConsumerSettings::DEFAULT.max_attempts);
         assert!(
             help.contains(&format!("How many attempts a message gets {attempts}")),
             "{help}"

@@ -2,7 +2,7 @@
 
 use oncegate::outbox::RelayError;
 use oncegate::telemetry::Telemetry;
-use oncegate::{Consumer, Counters};
+use oncegate::{ConsumerSettings, Counters};
 use serde::Serialize;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -203,7 +203,7 @@ async fn relay_all(
         let telemetry = telemetry.clone();
         relays.spawn(async move {
             let running = async {
-                let patience = Consumer::DEFAULT_START_PATIENCE;
+                let patience = ConsumerSettings::DEFAULT.start_patience;
                 let relay = tokio::select! {
                     biased;
                     () = stop.cancelled() => return Ok(()),

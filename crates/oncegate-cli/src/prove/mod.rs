@@ -26,7 +26,6 @@ use crate::configured::ConfigArgs;
 use crate::exit::{Exit, Problem};
 use crate::output::{self, plain, span};
 use crate::parse::{duration, pair};
-use crate::run::build::with_settings;
 use brokers::Brokers;
 use stores::Stores;
 use tried::TriedConsumer;
@@ -291,12 +290,12 @@ fn trial(args: &ProveArgs, tried: &TriedConsumer, workers: Workers) -> Trial {
     let began = Instant::now();
     let counts_rounds = args.rounds.is_some();
     let of_gate = tried.clone();
-    let of_consumer = tried.settings.clone();
+    let of_consumer = tried.settings.runtime;
     let mut trial = Trial::new(workers)
         .key(tried.key.clone())
         .route(&tried.route)
         .gate_with(move |gate| of_gate.gate(gate))
-        .consumer_with(move |consumer| with_settings(consumer, &of_consumer))
+        .consumer_with(move |consumer| consumer.settings(of_consumer))
         .volatile(args.volatile.iter().cloned())
         .lease(args.lease)
         .parallel(parallel.into())

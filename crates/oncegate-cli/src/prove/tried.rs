@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use oncegate::{BatchLimits, Gate, Key, MemoryStore};
+use oncegate::{BatchLimits, ConsumerSettings, Gate, Key, MemoryStore, Ordering};
 use serde_json::Value;
 
 use super::ProveArgs;
@@ -19,6 +19,12 @@ use crate::run::build;
 const ROUTE: &str = "samples";
 /// The content type of samples without a configuration.
 const JSON: &str = "application/json";
+/// The settings of a trial that no configuration limits.
+const UNLIMITED: ConsumerSettings = ConsumerSettings {
+    concurrency: u32::MAX,
+    ordering: Ordering::Unordered,
+    ..ConsumerSettings::DEFAULT
+};
 
 /// The consumer that is tried.
 #[derive(Clone, Debug)]
@@ -68,12 +74,11 @@ impl TriedConsumer {
             .clone()
             .ok_or_else(|| missing("there is no key: give --key"))?;
         let route = args.route.clone().unwrap_or_else(|| ROUTE.to_owned());
-        let batch = args.batch_messages.map(|messages| shape::Batch {
-            messages: Some(messages.into()),
-            ..shape::Batch::default()
-        });
         let settings = shape::Consumer {
-            batch,
+            batch: args
+                .batch_messages
+                .map(|messages| BatchLimits::new(messages.into())),
+            runtime: UNLIMITED,
             ..shape::Consumer::default()
         };
         Ok(Self {
@@ -113,10 +118,17 @@ impl TriedConsumer {
         }
         let route = match &args.route {
             Some(route) => Some(route.clone()),
-            None => route_of(&settings).map_err(|why| refused(why).of(name))?,
+            None => route_of(settings).map_err(|why| refused(why).of(name))?,
         };
         let route = route.unwrap_or_else(|| ROUTE.to_owned());
         let handler = settings.handler.clone().unwrap_or_default();
+        let mut settings = settings.clone();
+        if !loaded.is_given(name, "ordering") {
+            settings.runtime.ordering = UNLIMITED.ordering;
+        }
+        if !loaded.is_given(name, "concurrency") {
+            settings.runtime.concurrency = UNLIMITED.concurrency;
+        }
         Ok(Self {
             key,
             route,
@@ -170,14 +182,9 @@ impl TriedConsumer {
                 .is_some_and(|command| !WitnessCommand::is_of_round(command))
     }
 
-    /// The limits of the worker's batches; `None` when it gets messages one by one.
-    pub(super) fn batch_limits(&self) -> Option<BatchLimits> {
-        build::batch_limits(&self.settings)
-    }
-
     /// Returns the most messages or batches that the worker gets at a time.
     pub(super) fn most(&self) -> u32 {
-        self.settings.concurrency.unwrap_or(u32::MAX)
+        self.settings.runtime.concurrency
     }
 }
 

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use oncegate::{BoxError, Consumer, Gate};
+use oncegate::{Backoff, BoxError};
 use oncegate_testing::{Downstream, Launch, Launched, Service};
 use oncegate_worker::{WorkerHandler, WorkerLimits};
 
 use super::ProveArgs;
 use super::tried::TriedConsumer;
 use super::witness::{FOLDER, WitnessCommand};
-use crate::config::values::{Size, Time};
+use crate::config::values::Time;
 use crate::exit::Problem;
 use crate::run::workers;
 
@@ -80,9 +80,8 @@ impl Launch for Workers {
         );
         let limits = WorkerLimits {
             lease: self.lease,
-            result_max_bytes: (self.tried.settings.max_large_result)
-                .map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes),
-            in_batches: self.tried.batch_limits().is_some(),
+            result_max_bytes: self.tried.settings.gate.max_large_result_bytes,
+            in_batches: self.tried.settings.batch.is_some(),
             hidden: self.tried.hidden.clone(),
             given,
         };
@@ -101,7 +100,7 @@ impl Launch for Workers {
         let took = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.slowest_start.fetch_max(took, Ordering::Relaxed);
         let slowest_start = Arc::clone(&self.slowest_start);
-        let longest_delay = Consumer::DEFAULT_BACKOFF.most();
+        let longest_delay = Backoff::DEFAULT.most();
         let timeout = handler.timeout.map(|Time(timeout)| timeout);
         let handler = WorkerHandler {
             worker,
@@ -121,7 +120,7 @@ impl Launch for Workers {
             drop(place);
             by_itself
         };
-        let launched = match self.tried.batch_limits() {
+        let launched = match self.tried.settings.batch {
             None => Launched::new(handler),
             Some(limits) => Launched::in_batches(limits, handler),
         };

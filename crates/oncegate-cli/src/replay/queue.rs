@@ -110,9 +110,9 @@ async fn examine(
         Some(loaded) => Some(args.examined.choose(loaded)?.1),
         None => None,
     };
-    let configured = consumer.and_then(|consumer| consumer.source);
+    let configured = consumer.and_then(|consumer| consumer.source.as_ref());
     let most = args.queue.most;
-    let source = args.queue.broker.source(queue, most, configured.as_ref())?;
+    let source = args.queue.broker.source(queue, most, configured)?;
     let gate = args.examined.gate(loaded.as_ref()).await?;
     let (report, complete) = hold(&*source, &gate, most as usize).await?;
     Ok((gate, report, complete))

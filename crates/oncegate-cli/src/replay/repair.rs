@@ -160,8 +160,9 @@ pub(super) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
         .examined
         .load()?
         .ok_or_else(|| configured::missing("--config"))?;
-    let (name, mut settings) = args.examined.choose(&loaded)?;
-    if settings.fail_open_after.take().is_some() {
+    let (name, settings) = args.examined.choose(&loaded)?;
+    let mut settings = settings.clone();
+    if settings.runtime.fail_open_after.take().is_some() {
         warn!(
             "`fail_open_after` does not apply to a replay: without its record, a message may run twice"
         );

@@ -1,9 +1,11 @@
 //! Settings of one consumer as flags, with the same names, defaults and forms as in a file.
 
 use crate::args::{KEY_FORMS, KEY_HELP};
+use crate::config::table::meaning;
 use crate::config::{Path, Setting};
 
 /// The settings that one consumer needs, and those that are set most often. --set sets all others.
+// A flag without a comment of its own has the documentation of its setting.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Settings of the consumer (docs/CONFIGURATION.md)")]
 pub(crate) struct Flags {
@@ -60,25 +62,20 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "COMMAND")]
     handler_command: Option<String>,
 
-    /// How many workers of --handler-exec to start
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", help = meaning("handler.workers"))]
     workers: Option<String>,
 
-    /// A URL that is requested until it answers with 2xx, before the first message
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", help = meaning("handler.ready_url"))]
     ready_url: Option<String>,
 
-    /// The content type of messages without one
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, value_name = "TYPE", help = meaning("handler.content_type"))]
     content_type: Option<String>,
 
     /// A file with the token that --handler requires
     #[arg(long, value_name = "FILE")]
     token_file: Option<String>,
 
-    /// The authority that has signed the worker's certificate, a file in PEM [default: those of the
-    /// machine]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help = meaning("handler.tls_root"))]
     handler_tls_root: Option<String>,
 
     /// The certificate that the worker requires of its clients, a file in PEM
@@ -93,61 +90,48 @@ pub(crate) struct Flags {
     #[arg(long)]
     allow_remote: bool,
 
-    /// Also send messages that are not CloudEvents as CloudEvents
-    #[arg(long)]
+    #[arg(long, help = meaning("handler.cloudevents"))]
     cloudevents: bool,
 
-    /// The longest time that the worker may take for a message
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", help = meaning("handler.timeout"))]
     timeout: Option<String>,
 
     /// The topic for dead letters; with --queue the queue for them, with --source stdin the file
     #[arg(long, value_name = "NAME")]
     dead_letters: Option<String>,
 
-    /// The lease: how long a claim lasts without a heartbeat
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", help = meaning("lease"))]
     lease: Option<String>,
 
-    /// The retention: how long a completed record is kept
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", help = meaning("retention"))]
     retention: Option<String>,
 
-    /// How long the start waits for servers that are away [default: 5m]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", help = meaning("start_patience"))]
     start_patience: Option<String>,
 
-    /// Fail open: how long the store may be unavailable before messages run without it [default:
-    /// they wait]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", help = meaning("fail_open_after"))]
     fail_open_after: Option<String>,
 
-    /// The journal: a file with every change of each key, in JSON lines
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help = meaning("journal"))]
     journal: Option<String>,
 
-    /// The most attempts for a message
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", help = meaning("max_attempts"))]
     max_attempts: Option<String>,
 
-    /// How many messages the worker handles at a time
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", help = meaning("concurrency"))]
     concurrency: Option<String>,
 
     /// Hand the worker up to this many messages at a time; --concurrency then counts batches
     #[arg(long, value_name = "COUNT")]
     batch_messages: Option<String>,
 
-    /// How many bytes the messages of a batch may have
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", help = meaning("batch.bytes"))]
     batch_bytes: Option<String>,
 
-    /// How long the first message of a batch waits for others
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", help = meaning("batch.wait"))]
     batch_wait: Option<String>,
 
-    /// The order in which messages run: key, partition or unordered
-    #[arg(long, value_name = "ORDER")]
+    #[arg(long, value_name = "ORDER", help = meaning("ordering"))]
     ordering: Option<String>,
 
     /// A topic in which messages wait for a later retry, with the wait: orders.retry.30s=30s; may
@@ -155,13 +139,10 @@ pub(crate) struct Flags {
     #[arg(long = "retry-topic", value_name = "NAME=TIME", value_parser = crate::parse::pair)]
     retry_topics: Vec<(String, String)>,
 
-    /// Accept that later messages overtake those in a retry topic
-    #[arg(long)]
+    #[arg(long, help = meaning("overtaking_retries"))]
     overtaking_retries: bool,
 
-    /// Continue at the committed positions when topics get other ids: for an address that is
-    /// switched to another cluster
-    #[arg(long)]
+    #[arg(long, help = meaning("source.kafka.keep_positions_of_recreated_topics"))]
     keep_positions_of_recreated_topics: bool,
 
     /// A property of librdkafka, such as security.protocol=SASL_SSL; may be repeated
@@ -423,6 +404,15 @@ mod tests {
             parts("consumer.properties.lease"),
             ["consumer", "properties", "lease"]
         );
+    }
+
+    #[test]
+    fn every_flag_has_a_help() {
+        let command = <Flags as clap::Args>::augment_args(clap::Command::new("run"));
+        for flag in command.get_arguments() {
+            let help = flag.get_help().map(ToString::to_string);
+            assert!(help.is_some_and(|help| !help.is_empty()), "{flag}");
+        }
     }
 
     #[test]

@@ -146,7 +146,7 @@ async fn consume_all(loaded: &Loaded, stop: &CancellationToken, json: bool) -> R
                 dismiss(assembled.into_iter().filter_map(|ready| ready.foreman).collect()).await;
                 return stopped_early(loaded);
             }
-            ready = assemble(loaded, name, &settings, None) => ready.map_err(|problem| problem.of(name))?,
+            ready = assemble(loaded, name, settings, None) => ready.map_err(|problem| problem.of(name))?,
         };
         ready.consumer = telemetry.watch(ready.consumer);
         if let Some(input) = ready.input.take() {
@@ -320,9 +320,7 @@ async fn assemble(
     settings: &shape::Consumer,
     feed: Option<Feed>,
 ) -> Result<Assembled, Problem> {
-    let patience = settings
-        .start_patience
-        .map_or(Consumer::DEFAULT_START_PATIENCE, |Time(patience)| patience);
+    let patience = settings.runtime.start_patience;
     let given = settings.source.clone().unwrap_or_default();
     let source = given.open(name, patience).map_err(Problem::configuration)?;
     let examined = given.open(name, patience).map_err(Problem::configuration)?;
@@ -349,23 +347,23 @@ async fn assemble(
     let handler = WorkerHandler {
         worker: Arc::clone(&worker),
         timeout: handler.timeout.map(|Time(timeout)| timeout),
-        longest_delay: build::backoff(settings).most(),
+        longest_delay: settings.runtime.backoff.most(),
         before: feed.as_ref().map(|feed| feed.before.clone()),
         documents: build::documents(settings).map_err(Problem::configuration)?,
     };
     let source = feed.map_or_else(|| source.into_source(), |feed| feed.source);
-    let consumer = match build::batch_limits(settings) {
+    let consumer = match settings.batch {
         None => Consumer::new(source, gate, handler),
         Some(limits) => Consumer::new(source, gate, Batched::new(limits, handler)),
     };
-    let consumer = build::with_settings(consumer, settings).worker_status(move || report.status());
+    let consumer = consumer
+        .settings(settings.runtime)
+        .worker_status(move || report.status());
     let consumer = match dead_letters {
         Some(dead_letters) => consumer.dead_letters(dead_letters),
         None => consumer,
     };
-    let concurrency = settings
-        .concurrency
-        .unwrap_or(Consumer::DEFAULT_CONCURRENCY);
+    let concurrency = settings.runtime.concurrency;
     let name = name.to_owned();
     Ok(Assembled {
         name,

@@ -5,7 +5,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tracing::info;
 
-use crate::config::{LISTEN, shape};
+use crate::config::shape;
 use crate::exit::Problem;
 
 /// The value of `status.listen` that turns the page off.
@@ -25,7 +25,11 @@ impl Served {
         unset: Option<&str>,
         telemetry: &Telemetry,
     ) -> Result<Self, Problem> {
-        let listen = status.listen.as_deref().or(unset).unwrap_or(LISTEN);
+        let listen = status
+            .listen
+            .as_deref()
+            .or(unset)
+            .unwrap_or(shape::Status::LISTEN);
         if listen == OFF {
             return Ok(Self(None));
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use oncegate::Gate;
 use oncegate_worker::{Foreman, HttpSettings, TokenSource, Worker, WorkerKind, WorkerLimits};
 
-use crate::config::values::{ProgramSetting, Size};
+use crate::config::values::ProgramSetting;
 use crate::config::{Loaded, shape};
 use crate::exit::Problem;
 
@@ -13,9 +13,7 @@ use crate::exit::Problem;
 pub(crate) fn limits(loaded: &Loaded, settings: &shape::Consumer, gate: &Gate) -> WorkerLimits {
     WorkerLimits {
         lease: gate.lease_period(),
-        result_max_bytes: settings
-            .max_large_result
-            .map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes),
+        result_max_bytes: settings.gate.max_large_result_bytes,
         in_batches: settings.batch.is_some(),
         hidden: loaded.variables(),
         given: Vec::new(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate::admin::dead_letter_reader::DeadLetterReader;
-use oncegate::amqp::{AmqpDeadLetterReader, AmqpSource, QueuePlan};
+use oncegate::amqp::{AmqpDeadLetterReader, AmqpSettings, AmqpSource, QueuePlan};
 use oncegate::dead_letters;
 use oncegate::source::{Source, SourceError, Terms};
 use schemars::JsonSchema;
@@ -131,19 +131,6 @@ pub(crate) struct Amqp {
     pub(crate) password: Option<Secret>,
     /// The queue's name.
     pub(crate) queue: Option<String>,
-    /// The number of messages that the broker delivers before the first of them is acknowledged.
-    #[schemars(extend("default" = AmqpSource::DEFAULT_PREFETCH))]
-    pub(crate) prefetch: Option<u16>,
-    /// The consumer's priority among those of the queue.
-    #[schemars(extend("default" = 0))]
-    pub(crate) priority: Option<i32>,
-    /// The messages of the queue run one after another, as they were delivered. Across several
-    /// consumers that is an order only with `x-single-active-consumer`.
-    #[schemars(extend("default" = false))]
-    pub(crate) in_order: Option<bool>,
-    /// The URL of the management plugin, such as `http://localhost:15672`: the limits of the queue
-    /// are compared at the start.
-    pub(crate) management: Option<String>,
     /// The authority that has signed the broker's certificate, a file in PEM, besides those of the
     /// machine.
     pub(crate) tls_root: Option<PathBuf>,
@@ -151,10 +138,9 @@ pub(crate) struct Amqp {
     pub(crate) tls_certificate: Option<PathBuf>,
     /// The key of this certificate, a file in PEM.
     pub(crate) tls_key: Option<PathBuf>,
-    /// A dead letter that is consumed keeps its first route: for queues to which oncegate alone
-    /// writes.
-    #[schemars(extend("default" = false))]
-    pub(crate) routes_from_headers: Option<bool>,
+    #[serde(default, rename = "*settings")]
+    #[schemars(flatten)]
+    pub(crate) settings: AmqpSettings,
 }
 
 /// The part of the connection that the URI does not say, read from the files of the settings.
@@ -190,7 +176,8 @@ impl Amqp {
 
     fn source(&self, login: Login) -> AmqpSource {
         let url = self.url.clone().unwrap_or_default();
-        let mut source = AmqpSource::new(url, self.queue.clone().unwrap_or_default());
+        let mut source = AmqpSource::new(url, self.queue.clone().unwrap_or_default())
+            .settings(self.settings.clone());
         if let Some(password) = login.password {
             source = source.password(password);
         }
@@ -199,21 +186,6 @@ impl Amqp {
         }
         if let Some((certificate, key)) = login.client {
             source = source.tls_client(certificate, key);
-        }
-        if let Some(messages) = self.prefetch {
-            source = source.prefetch(messages);
-        }
-        if let Some(priority) = self.priority {
-            source = source.priority(priority);
-        }
-        if let Some(url) = &self.management {
-            source = source.management(url);
-        }
-        if self.in_order == Some(true) {
-            source = source.in_order();
-        }
-        if self.routes_from_headers == Some(true) {
-            source = source.routes_from_headers();
         }
         source
     }
@@ -256,6 +228,7 @@ impl SourceSettings for Amqp {
             (None, Some(_)) => findings.push(SourceFinding::Error("tls_key", PAIR)),
             _ => {}
         }
+        findings.extend(self.settings.check().into_iter().map(SourceFinding::Wrong));
         findings
     }
 

@@ -25,6 +25,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use clap::ValueEnum;
 use oncegate::admin::dead_letter_reader::DeadLetterReader;
+use oncegate::core::settings::Finding;
 use oncegate::dead_letters;
 use oncegate::source::{SourceError, Terms};
 use schemars::JsonSchema;
@@ -291,6 +292,8 @@ pub(crate) enum SourceFinding<'a> {
     /// The setting is missing; the text is an example.
     Missing(&'static str, &'static str),
     Error(&'static str, &'static str),
+    /// What the library says of its settings.
+    Wrong(Finding),
     Warning(&'static str, String),
     ConsumerWarning(&'static str, &'static str),
     /// The setting is a secret, which may be in the file itself.

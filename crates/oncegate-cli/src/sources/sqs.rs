@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use oncegate::admin::dead_letter_reader::DeadLetterReader;
 use oncegate::dead_letters;
 use oncegate::source::{Source, SourceError, Terms};
-use oncegate::sqs::{Body, SqsDeadLetterReader, SqsDeadLetters, SqsSource};
+use oncegate::sqs::{Body, SqsDeadLetterReader, SqsDeadLetters, SqsSettings, SqsSource};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -15,7 +15,7 @@ use super::{
     ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, QueueFlags, SourceFinding,
     SourceSettings, Template, next, quoted,
 };
-use crate::config::values::{Names, Size, Time};
+use crate::config::values::{Names, Size};
 use crate::exit::{Exit, Problem, not_opened};
 
 /// The name of the table.
@@ -80,7 +80,7 @@ impl SqsFlags {
         settings.queue = Some(queue.to_owned());
         settings.endpoint_url = self.endpoint_url.clone().or(settings.endpoint_url);
         if self.sns {
-            settings.body = Some(SqsBody::Sns);
+            settings.settings.body = Body::Sns;
         }
         // A dead letter keeps its first route.
         let source = settings.source().routes_from_attributes();
@@ -99,30 +99,11 @@ pub(crate) struct Sqs {
     pub(crate) region: Option<String>,
     /// The address of another SQS server.
     pub(crate) endpoint_url: Option<String>,
-    /// How long the queue hides a message without a heartbeat; no shorter than the lease.
-    #[schemars(extend("default" = "60s"))]
-    pub(crate) visibility: Option<Time>,
-    /// How long a receive waits on an empty queue.
-    #[schemars(extend("default" = "20s"))]
-    pub(crate) wait: Option<Time>,
-    /// What bodies are: `raw` payloads, or envelopes of `sns`.
-    #[schemars(extend("default" = "raw"))]
-    pub(crate) body: Option<SqsBody>,
     /// Large payloads, which Amazon's extended clients for SQS and SNS have put into S3.
     pub(crate) s3_payloads: Option<S3Payloads>,
-    /// A dead letter that is consumed keeps its first route: for queues to which oncegate alone
-    /// writes.
-    #[schemars(extend("default" = false))]
-    pub(crate) routes_from_attributes: Option<bool>,
-}
-
-/// What bodies are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[schemars(inline)]
-pub(crate) enum SqsBody {
-    Raw,
-    Sns,
+    #[serde(default, rename = "*settings")]
+    #[schemars(flatten)]
+    pub(crate) settings: SqsSettings,
 }
 
 /// The objects in S3 that messages point to. They are read with the login of the queue, and never
@@ -157,28 +138,17 @@ impl S3Payloads {
 impl Sqs {
     /// Returns the source.
     pub(crate) fn source(&self) -> SqsSource {
-        let mut source = SqsSource::new(self.queue.clone().unwrap_or_default());
+        let mut source =
+            SqsSource::new(self.queue.clone().unwrap_or_default()).settings(self.settings);
         if let Some(region) = &self.region {
             source = source.region(region);
         }
         if let Some(url) = &self.endpoint_url {
             source = source.endpoint_url(url);
         }
-        if let Some(Time(visibility)) = self.visibility {
-            source = source.visibility(visibility);
-        }
-        if let Some(Time(wait)) = self.wait {
-            source = source.wait(wait);
-        }
-        if self.body == Some(SqsBody::Sns) {
-            source = source.body(Body::Sns);
-        }
         #[cfg(feature = "s3")]
         if let Some(payloads) = &self.s3_payloads {
             source = source.s3_payloads(payloads.payloads());
-        }
-        if self.routes_from_attributes == Some(true) {
-            source = source.routes_from_attributes();
         }
         source
     }
@@ -207,14 +177,13 @@ impl SourceSettings for Sqs {
                 "s3_payloads",
                 "this build does not read from S3: install it with `--features s3`",
             ));
-        missing.into_iter().chain(s3).collect()
+        let wrong = self.settings.check().into_iter().map(SourceFinding::Wrong);
+        missing.into_iter().chain(s3).chain(wrong).collect()
     }
 
     fn findings_beside(&self, lease: Duration, max_run: Duration) -> Vec<SourceFinding<'_>> {
         let mut findings = Vec::new();
-        let visibility = self
-            .visibility
-            .map_or(SqsSource::DEFAULT_VISIBILITY, |Time(time)| time);
+        let visibility = self.settings.visibility;
         if visibility < lease {
             let message = format!(
                 "{visibility:?} is shorter than the lease ({lease:?}): after a crash a message comes again before its lease is \

@@ -14,7 +14,8 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 
 use crate::args::within;
-use crate::config::{self, LISTEN, Secrets};
+use crate::config::shape::Status;
+use crate::config::{self, Secrets};
 use crate::configured::ConfigArgs;
 use crate::exit::{Exit, Problem};
 use crate::parse::duration;
@@ -90,7 +91,7 @@ impl StatusArgs {
         }
         let loaded = config::load(file, |_| Vec::new(), Secrets::MayBeLiteral)?;
         let listen = loaded.config.status.and_then(|status| status.listen);
-        match listen.as_deref().unwrap_or(LISTEN) {
+        match listen.as_deref().unwrap_or(Status::LISTEN) {
             OFF => Err(Problem::configuration(
                 "there is no status page: `status.listen` is \"off\"",
             )),

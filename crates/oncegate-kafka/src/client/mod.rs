@@ -12,6 +12,7 @@ pub(crate) mod properties;
 pub(crate) mod remedies;
 pub(crate) mod rotation;
 pub(crate) mod settings;
+pub(crate) mod source_settings;
 pub(crate) mod statistics;
 pub(crate) mod tokens;
 pub(crate) mod trouble;

@@ -6,49 +6,24 @@ use std::time::Duration;
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 
-use super::convert::Routes;
 use super::java_names;
 use super::notices::DEBUG_CONTEXT;
 pub(crate) use super::properties::Property;
 use super::properties::{FileContents, Properties};
+use super::source_settings::KafkaSettings;
 use super::tokens;
+use oncegate_core::settings::Finding;
 use oncegate_runtime::source::SourceError;
-
-/// The position at which a group without committed offsets begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Start {
-    Beginning,
-    End,
-}
 
 /// The settings of a member of a group, as its source was given them.
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) brokers: String,
     pub(crate) group: String,
-    pub(crate) static_member: Option<String>,
     pub(crate) topics: Vec<String>,
     pub(crate) properties: Properties,
-    pub(crate) start: Start,
-    pub(crate) commit_interval: Duration,
-    pub(crate) drain_timeout: Duration,
-    pub(crate) open_timeout: Duration,
-    pub(crate) buffered_messages: usize,
-    pub(crate) buffered_bytes: usize,
-    pub(crate) unfinished_messages: usize,
-    pub(crate) routes: Routes,
-    /// `true` if the position is kept when a topic's id changes.
-    pub(crate) keeps_positions: bool,
+    pub(crate) source: KafkaSettings,
 }
-
-/// Time limit for one attempt to open, unless another one is set.
-pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The shortest time between two commits.
-const COMMIT_INTERVAL_MIN: Duration = Duration::from_millis(10);
-
-/// The longest time that a setting may name.
-const LONGEST: Duration = Duration::from_secs(24 * 3_600);
 
 /// librdkafka's default of `max.poll.interval.ms`, which limits how long a revoke may take.
 const MAX_POLL_INTERVAL_DEFAULT: Duration = Duration::from_secs(300);
@@ -147,28 +122,19 @@ impl Settings {
         for topic in &self.topics {
             check_topic(topic)?;
         }
-        if !(COMMIT_INTERVAL_MIN..=LONGEST).contains(&self.commit_interval) {
-            return Err(SourceError::new(format!(
-                "commit_interval is {:?}, and must be between {COMMIT_INTERVAL_MIN:?} and {LONGEST:?}",
-                self.commit_interval
-            )));
-        }
-        if self.open_timeout > LONGEST {
-            let set = self.open_timeout;
-            return Err(SourceError::new(format!(
-                "open_timeout is {set:?}, and must be at most {LONGEST:?}"
-            )));
+        if let Some(Finding { what, .. }) = self.source.check().into_iter().next() {
+            return Err(SourceError::new(what));
         }
         let max_poll_interval = max_poll_interval(properties);
-        if self.drain_timeout > max_poll_interval / 2 {
+        if self.source.drain_timeout > max_poll_interval / 2 {
             return Err(SourceError::new(format!(
                 "drain_timeout is {:?}, more than half of max.poll.interval.ms ({max_poll_interval:?}): \
                  a slow handler could make the group remove this member",
-                self.drain_timeout
+                self.source.drain_timeout
             )));
         }
         let mut config = consumer(&self.brokers, &self.group, properties)?;
-        if let Some(id) = &self.static_member {
+        if let Some(id) = &self.source.static_member {
             check_name("static_member", id)?;
             config.set("group.instance.id", id);
         }

@@ -22,7 +22,7 @@ impl Source for KafkaSource {
         let (config, _) = self.settings.config()?;
         let settings = self.settings.clone();
         let read = tokio::task::spawn_blocking(move || {
-            annotations::read(&config, &settings.topics, settings.open_timeout)
+            annotations::read(&config, &settings.topics, settings.source.open_timeout)
         });
         read.await.map_err(|panic| {
             SourceError::caused("the committed offsets could not be read", panic)

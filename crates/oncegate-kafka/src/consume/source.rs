@@ -10,12 +10,12 @@ use tokio::sync::oneshot;
 
 use crate::ask::rights;
 use crate::ask::topics;
-use crate::client::convert::Routes;
 use crate::client::inquiry;
 use crate::client::inquiry::InquiryClient;
 use crate::client::producer;
 use crate::client::properties::Properties;
-use crate::client::settings::{self, Settings, Start};
+use crate::client::settings::{self, Settings};
+use crate::client::source_settings::{KafkaSettings, StartAt};
 use crate::group::buffer::{Buffer, End, Fetched};
 use crate::group::member::Member;
 use crate::partitions::fetch_limits::Totals;
@@ -60,7 +60,7 @@ const COMMIT_PATIENCE_MAX: Duration = Duration::from_secs(10);
 
 impl KafkaSource {
     /// 10 seconds.
-    pub const DEFAULT_OPEN_TIMEOUT: Duration = settings::OPEN_TIMEOUT;
+    pub const DEFAULT_OPEN_TIMEOUT: Duration = KafkaSettings::DEFAULT.open_timeout;
 
     /// Creates a member of `group` that consumes `topics` from the cluster at `brokers`
     /// (`"host:port,host:port"`).
@@ -75,18 +75,9 @@ impl KafkaSource {
         let settings = Settings {
             brokers: brokers.into(),
             group: group.into(),
-            static_member: None,
             topics: topics.into_iter().map(Into::into).collect(),
             properties: Properties::default(),
-            start: Start::Beginning,
-            commit_interval: Duration::from_secs(1),
-            drain_timeout: Duration::from_secs(10),
-            open_timeout: Self::DEFAULT_OPEN_TIMEOUT,
-            buffered_messages: 10_000,
-            buffered_bytes: 32 << 20,
-            unfinished_messages: 100_000,
-            routes: Routes::Topics,
-            keeps_positions: false,
+            source: KafkaSettings::DEFAULT,
         };
         Self::with(settings, Arc::default())
     }
@@ -101,122 +92,98 @@ impl KafkaSource {
         }
     }
 
-    /// Interval between commits of finished offsets; default 1 s, from 10 ms to a day. After a
-    /// crash, messages finished since the last commit are delivered again.
+    /// Sets all settings but the cluster, the group, the topics and properties, such as those of a
+    /// file.
+    #[must_use]
+    pub fn settings(mut self, settings: KafkaSettings) -> Self {
+        self.settings.source = settings;
+        self
+    }
+
+    /// Sets the [interval between commits](KafkaSettings::commit_interval): 1 s by default.
     #[must_use]
     pub fn commit_interval(mut self, interval: Duration) -> Self {
-        self.settings.commit_interval = interval;
+        self.settings.source.commit_interval = interval;
         self
     }
 
-    /// Time limit for a revoke to wait for running handlers; default 10 s, at most half of
-    /// `max.poll.interval.ms`.
-    ///
-    /// The rebalance of the group waits meanwhile. A handler that takes longer continues, and its
-    /// message is delivered again to the partition's next owner.
+    /// Sets the [time that a revoke waits](KafkaSettings::drain_timeout) for running handlers: 10 s by
+    /// default.
     #[must_use]
     pub fn drain_timeout(mut self, timeout: Duration) -> Self {
-        self.settings.drain_timeout = timeout;
+        self.settings.source.drain_timeout = timeout;
         self
     }
 
-    /// Time limit for one attempt to open, in which the brokers must answer; default 10 s, at most
-    /// a day. A starting consumer tries again, see
+    /// Sets the [time limit of one attempt to open](KafkaSettings::open_timeout): 10 s by default. A
+    /// starting consumer tries again, see
     /// [`Consumer::start_patience`](oncegate_runtime::Consumer::start_patience).
     #[must_use]
     pub fn open_timeout(mut self, timeout: Duration) -> Self {
-        self.settings.open_timeout = timeout;
+        self.settings.source.open_timeout = timeout;
         self
     }
 
-    /// Makes this consumer a static member of the group, with an `id` that no other member has.
-    ///
-    /// A restart within the session timeout gets the same partitions back, and the group does not
-    /// rebalance. During that time no other member gets the partitions, and closing the source does
-    /// not release them.
-    ///
-    /// Not set by default. A second process with the same id replaces the first one, which then
-    /// stops with an error that names `static_member`. In the new protocol the second process
-    /// instead waits until the first one has ended, at most 90 s. An id is 1 to 249 letters,
-    /// digits, dots, underscores or dashes.
+    /// Makes this consumer a [static member](KafkaSettings::static_member) of the group, with an `id`
+    /// that no other member has. Not set by default.
     #[must_use]
     pub fn static_member(mut self, id: impl Into<String>) -> Self {
-        self.settings.static_member = Some(id.into());
+        self.settings.source.static_member = Some(id.into());
         self
     }
 
-    /// Limit on messages that wait to be received, in addition to librdkafka's own queue; default
-    /// 10,000.
+    /// Sets the [number of messages](KafkaSettings::buffered_messages) that wait to be received: 10,000
+    /// by default.
     #[must_use]
     pub fn buffered_messages(mut self, messages: usize) -> Self {
-        self.settings.buffered_messages = messages;
+        self.settings.source.buffered_messages = messages;
         self
     }
 
-    /// Limit on the bytes of messages that wait to be received; default 32 MiB.
-    ///
-    /// The buffer may exceed it by 1 MiB and one message. The limit of librdkafka's own queue is
-    /// `queued.max.messages.kbytes`, 16 MiB here.
+    /// Sets the [bytes of messages](KafkaSettings::buffered_bytes) that wait to be received: 32 MiB by
+    /// default.
     #[must_use]
     pub fn buffered_bytes(mut self, bytes: usize) -> Self {
-        self.settings.buffered_bytes = bytes;
+        self.settings.source.buffered_bytes = bytes;
         self
     }
 
-    /// Limit on messages of a partition received from the first unfinished one on, itself included;
-    /// default 100,000.
-    ///
-    /// It bounds how many messages are delivered again after a crash, and the memory for their
-    /// offsets (16 bytes each). A partition over the limit is paused until it is down to half of
-    /// it. All partitions of the source and its retry topics together may have ten times as many:
-    /// beyond that, those with more than an equal share are paused.
+    /// Sets the [number of messages of a partition](KafkaSettings::unfinished_messages) that may be
+    /// received from the first unfinished one on, itself included: 100,000 by default.
     #[must_use]
     pub fn unfinished_messages(mut self, messages: usize) -> Self {
-        self.settings.unfinished_messages = messages;
+        self.settings.source.unfinished_messages = messages;
         self
     }
 
     /// Makes a group without committed offsets begin with the oldest message. The default.
     #[must_use]
     pub fn from_beginning(mut self) -> Self {
-        self.settings.start = Start::Beginning;
+        self.settings.source.from = StartAt::Beginning;
         self
     }
 
-    /// Makes a group without committed offsets of a topic begin at the topic's end.
-    ///
-    /// It skips the existing messages, also when its committed offsets have expired. The position
-    /// is committed at once, for all partitions of the topic, before any message is received: later
-    /// messages are never skipped, even if the process ends before the first message is finished. A
-    /// partition that the topic gains later begins with its first message.
+    /// Makes a group without committed offsets of a topic begin at the [topic's end](StartAt::End).
     #[must_use]
     pub fn from_end(mut self) -> Self {
-        self.settings.start = Start::End;
+        self.settings.source.from = StartAt::End;
         self
     }
 
-    /// Takes each message's route from its header `oncegate-route`, if present, instead of its
-    /// topic.
-    ///
-    /// Use it to consume a dead-letter topic or redriven messages: such a message keeps its first
-    /// route, and so its key. Use it only for topics that no other service writes to, because a
-    /// service that copies all headers would give its own messages the wrong route.
+    /// Takes each message's route [from its header](KafkaSettings::routes_from_headers)
+    /// `oncegate-route`, if present, instead of its topic.
     #[must_use]
     pub fn routes_from_headers(mut self) -> Self {
-        self.settings.routes = Routes::Headers;
+        self.settings.source.routes_from_headers = true;
         self
     }
 
-    /// Continues at the committed positions when a topic's id changes; by default the topic is then
-    /// read from its beginning.
-    ///
-    /// A topic that was deleted and recreated has another id, and positions in the deleted topic
-    /// mean nothing in the new one. Set this if the brokers' address is switched to another cluster
-    /// that has the same messages at the same offsets, under topics with ids of their own. Messages
-    /// of a topic that was really recreated are then skipped, up to the old position.
+    /// Continues at the committed positions [when a topic's id
+    /// changes](KafkaSettings::keep_positions_of_recreated_topics); by default the topic is then read
+    /// from its beginning.
     #[must_use]
     pub fn keep_positions_of_recreated_topics(mut self) -> Self {
-        self.settings.keeps_positions = true;
+        self.settings.source.keep_positions_of_recreated_topics = true;
         self
     }
 
@@ -281,7 +248,7 @@ impl KafkaSource {
     /// properties.
     pub fn dead_letters(&self, topic: impl Into<String>) -> KafkaDeadLetters {
         KafkaDeadLetters::new(self.settings.brokers.clone(), topic)
-            .open_timeout(self.settings.open_timeout)
+            .open_timeout(self.settings.source.open_timeout)
             .beside(self.settings.topics.clone(), &self.settings.properties)
     }
 
@@ -293,9 +260,9 @@ impl KafkaSource {
         let mut settings = self.settings.clone();
         settings.group = format!("{}.{topic}", settings.group);
         settings.topics = vec![topic.to_owned()];
-        settings.start = Start::Beginning;
-        settings.buffered_messages = BUFFERED_MESSAGES;
-        settings.buffered_bytes = BUFFERED_BYTES;
+        settings.source.from = StartAt::Beginning;
+        settings.source.buffered_messages = BUFFERED_MESSAGES;
+        settings.source.buffered_bytes = BUFFERED_BYTES;
         let small = [
             ("queued.min.messages", "256"),
             ("queued.max.messages.kbytes", "1024"),
@@ -303,7 +270,7 @@ impl KafkaSource {
         small
             .into_iter()
             .for_each(|(name, value)| settings.properties.set(name, value));
-        settings.routes = Routes::Topics;
+        settings.source.routes_from_headers = false;
         Self::with(settings, Arc::clone(&self.totals))
     }
 
@@ -351,13 +318,14 @@ impl Settings {
             brokers,
             group,
             topics,
-            open_timeout,
+            source,
             ..
         } = self;
-        topics::check(client, brokers, topics, *open_timeout)?;
+        let timeout = source.open_timeout;
+        topics::check(client, brokers, topics, timeout)?;
         rights::refuse(
             brokers,
-            &rights::to_consume(client, group, topics, *open_timeout)?,
+            &rights::to_consume(client, group, topics, timeout)?,
         )
     }
 
@@ -369,18 +337,19 @@ impl Settings {
     ) -> Result<Member, SourceError> {
         let patience =
             (settings::max_poll_interval(&self.properties.unread()) / 4).min(COMMIT_PATIENCE_MAX);
-        let buffer = Buffer::new(self.buffered_messages, self.buffered_bytes).map_err(|error| {
-            SourceError::caused(
-                "no socket for the wake-ups of the receiver (ulimit -n)",
-                error,
-            )
-        })?;
+        let buffer = Buffer::new(self.source.buffered_messages, self.source.buffered_bytes)
+            .map_err(|error| {
+                SourceError::caused(
+                    "no socket for the wake-ups of the receiver (ulimit -n)",
+                    error,
+                )
+            })?;
         Ok(Member::new(
             totals,
             observer,
             buffer,
-            self.start,
-            self.drain_timeout,
+            self.source.from,
+            self.source.drain_timeout,
             patience,
             annotation,
         ))
@@ -394,7 +363,7 @@ impl fmt::Debug for KafkaSource {
             .field("brokers", &self.settings.brokers)
             .field("group", &self.settings.group)
             .field("topics", &self.settings.topics)
-            .field("keeps_positions", &self.settings.keeps_positions)
+            .field("settings", &self.settings.source)
             .finish_non_exhaustive()
     }
 }

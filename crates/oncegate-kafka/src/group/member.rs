@@ -11,7 +11,7 @@ use super::buffer::Buffer;
 use super::commit_desk::CommitOutcome;
 use super::connection::Connection;
 use crate::client::notices::Notices;
-use crate::client::settings::Start;
+use crate::client::source_settings::StartAt;
 use crate::client::trouble::{JOIN, LOGIN, LoginFailure, OFFSET, READ};
 use crate::partitions::assignment::{Assignment, Begin};
 use crate::partitions::assignments::Assignments;
@@ -35,7 +35,7 @@ pub(crate) struct Member {
     pub(crate) notices: Notices,
     pub(crate) observer: Arc<dyn Observer>,
     /// The position at which the group begins in a topic without committed offsets.
-    start: Start,
+    start: StartAt,
     /// The operations that are failing now.
     pub(crate) failures: FailureLog,
     /// The time for which a revoke waits for running handlers.
@@ -74,7 +74,7 @@ impl Member {
         totals: Arc<Totals>,
         observer: Arc<dyn Observer>,
         buffer: Buffer,
-        start: Start,
+        start: StartAt,
         drain_timeout: Duration,
         commit_patience: Duration,
         annotation: Option<CommitAnnotation>,
@@ -180,7 +180,7 @@ impl Member {
 
     /// Returns whether a group without committed offsets begins at the end.
     pub(crate) fn begins_at_end(&self) -> bool {
-        self.start == Start::End
+        self.start == StartAt::End
     }
 
     /// Begins epochs. The commit thread decides where the `held` ones of these partitions begin,
@@ -321,7 +321,7 @@ mod tests {
             totals,
             observer,
             buffer,
-            Start::Beginning,
+            StartAt::Beginning,
             PATIENCE,
             PATIENCE,
             None,

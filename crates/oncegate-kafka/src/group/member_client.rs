@@ -58,8 +58,8 @@ impl MemberClient {
             .subscribe(&names)
             .map_err(|error| SourceError::caused("cannot subscribe to the topics", error))?;
         let consumer = Arc::new(consumer);
-        let commits =
-            commit::spawn(Arc::clone(&consumer), settings.commit_interval).map_err(|error| {
+        let commits = commit::spawn(Arc::clone(&consumer), settings.source.commit_interval)
+            .map_err(|error| {
                 SourceError::caused("cannot start the thread for Kafka commits", error)
             })?;
         Ok(Self { consumer, commits })

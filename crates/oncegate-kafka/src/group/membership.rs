@@ -96,9 +96,9 @@ pub(crate) fn run(
 
 fn terms(settings: &Settings, config: &ClientConfig, may_replace_unread: bool) -> Terms {
     Terms {
-        limits: FetchLimits::new(settings.unfinished_messages),
-        routes: settings.routes,
-        keeps_positions: settings.keeps_positions,
+        limits: FetchLimits::new(settings.source.unfinished_messages),
+        routes: settings.source.routes(),
+        keeps_positions: settings.source.keep_positions_of_recreated_topics,
         new_protocol: settings::new_protocol(config),
         join: JoinTerms::of(config),
         may_replace_unread,

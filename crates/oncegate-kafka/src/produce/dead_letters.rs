@@ -18,6 +18,7 @@ use crate::client::producer::{DurableProducer, is_connection};
 use crate::client::properties::Properties;
 use crate::client::remedies;
 use crate::client::settings;
+use crate::client::source_settings::KafkaSettings;
 use oncegate_core::reason::one_line;
 use oncegate_runtime::dead_letters::{
     DeadLetter, DeadLetterRefused, DeadLetters, millis_since_1970,
@@ -56,7 +57,7 @@ impl KafkaDeadLetters {
             topic: topic.into(),
             properties: Properties::default(),
             consumed: Vec::new(),
-            open_timeout: settings::OPEN_TIMEOUT,
+            open_timeout: KafkaSettings::DEFAULT.open_timeout,
             producer: Mutex::default(),
         }
     }

@@ -18,6 +18,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use oncegate_core::settings::Finding;
+#[cfg(feature = "config")]
+use oncegate_core::settings::Time;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -32,10 +35,9 @@ use crate::observe::{BreakerState, Event};
 ///
 /// ```
 /// use std::time::Duration;
-/// use oncegate::Backoff;
 /// use oncegate::consumer::Breaker;
 ///
-/// let patient = Breaker { pause: Backoff::new(Duration::from_secs(5), Duration::from_secs(300)), ..Breaker::default() };
+/// let patient = Breaker { most: Duration::from_secs(300), ..Breaker::default() };
 /// # let _ = patient;
 /// ```
 ///
@@ -43,30 +45,43 @@ use crate::observe::{BreakerState, Event};
 /// [`keys`](Self::keys). A process that starts while the breaker of its scope is open begins with
 /// an open one.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(
+    feature = "config",
+    derive(serde::Deserialize, serde::Serialize, schemars::JsonSchema),
+    serde(default, deny_unknown_fields)
+)]
 pub struct Breaker {
-    /// The number of last keys that are counted; the breaker stays closed before it has seen that
-    /// many. 20 by default, 2 to 1,000.
+    /// Whether it is on.
+    pub on: bool,
+    /// How many of the last keys it takes into account, 2 to 1,000. It stays closed before it has
+    /// seen that many.
     ///
     /// Failures of fewer keys are no evidence, however many they are: a few bad messages that are
     /// retried while no others arrive must reach the dead letters. With a source that gives one
     /// message at a time, as a partition in order does, up to this many messages are given up
     /// before the breaker opens.
     pub keys: u32,
-    /// The share of them that must have failed at their last run. 0.5 by default, more than 0 and
-    /// up to 1.
+    /// The share of them that must have failed at their last run, more than 0 and up to 1.
     pub share: f64,
-    /// The wait before a message probes: 1 s, doubling up to 30 s, by default. A handler that
-    /// requests a delay ([`Failure::retry_after`](crate::Failure::retry_after)) replaces the
-    /// doubled wait, between these two limits.
-    pub pause: Backoff,
+    /// The first pause before a message probes; it doubles.
+    ///
+    /// A handler that requests a delay (`Failure::retry_after`) replaces the doubled pause, between
+    /// the first and the longest one.
+    #[cfg_attr(feature = "config", serde(with = "Time"))]
+    pub first: Duration,
+    /// The longest pause.
+    #[cfg_attr(feature = "config", serde(with = "Time"))]
+    pub most: Duration,
 }
 
 impl Breaker {
     /// Half of the last 20 keys; pauses of 1 s, doubling up to 30 s.
     pub const DEFAULT: Self = Self {
+        on: true,
         keys: 20,
         share: 0.5,
-        pause: Backoff::new(Duration::from_secs(1), Duration::from_secs(30)),
+        first: Duration::from_secs(1),
+        most: Duration::from_secs(30),
     };
     /// The most keys that can be counted.
     const MOST_KEYS: u32 = 1_000;
@@ -75,22 +90,27 @@ impl Breaker {
     /// or the pause of this number.
     fn wait(&self, requested: Option<Duration>, pauses: u32, fraction: f64) -> Duration {
         match requested {
-            Some(requested) => requested.max(self.pause.first()).min(self.pause.most()),
-            None => self.pause.wait(pauses, fraction),
+            Some(requested) => requested.max(self.first).min(self.most),
+            None => Backoff::new(self.first, self.most).wait(pauses, fraction),
         }
     }
 
-    /// Returns what is wrong with these limits, if anything.
-    pub(super) fn defect(&self) -> Option<&'static str> {
+    /// Returns what is wrong with these limits.
+    pub(super) fn check(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
         if !(2..=Self::MOST_KEYS).contains(&self.keys) {
-            return Some("`breaker.keys` must be between 2 and 1,000");
+            findings.push(Finding::new(
+                "breaker.keys",
+                "`breaker.keys` must be between 2 and 1,000",
+            ));
         }
         if !(self.share > 0.0 && self.share <= 1.0) {
-            return Some(
-                "`breaker.share` must be more than 0 and at most 1; `without_breaker` switches it off",
-            );
+            findings.push(Finding::new(
+                "breaker.share",
+                "`breaker.share` must be more than 0 and at most 1; `breaker.on` switches it off",
+            ));
         }
-        None
+        findings
     }
 }
 

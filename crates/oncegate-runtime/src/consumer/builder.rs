@@ -1,8 +1,11 @@
 //! The consumer as users make it: its settings and their check.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+
+use oncegate_core::settings::Finding;
 
 use crate::backoff::Backoff;
 use crate::dead_letters::DeadLetters;
@@ -18,7 +21,9 @@ use super::error::ConsumerError;
 use super::monitor::{Life, Monitor, WorkerReport};
 #[cfg(feature = "otel")]
 use super::settings::TraceParent;
-use super::settings::{BadKeys, ConsumerSettings, Ordering, ReturnedLetters, TransactionalTerms};
+use super::settings::{
+    BadKeys, ConsumerSettings, Ordering, ReturnedLetters, RouteTerms, TransactionalTerms,
+};
 use super::start::consume_until;
 use super::work::{ConsumerHandler, Work};
 
@@ -35,27 +40,11 @@ pub struct Consumer {
     dead_letters: Option<Arc<dyn DeadLetters>>,
     observer: Arc<dyn Observer>,
     settings: ConsumerSettings,
-    dead_letter_limit: DeadLetterLimit,
     life: Arc<Life>,
     at_once: Option<BoxFuture<'static, ()>>,
 }
 
 impl Consumer {
-    /// 64 handlers.
-    pub const DEFAULT_CONCURRENCY: u32 = ConsumerSettings::CONCURRENCY;
-    /// 10,000 messages.
-    pub const DEFAULT_IN_FLIGHT_MESSAGES: usize = ConsumerSettings::IN_FLIGHT_MESSAGES;
-    /// 64 MiB.
-    pub const DEFAULT_IN_FLIGHT_BYTES: usize = ConsumerSettings::IN_FLIGHT_BYTES;
-    /// 100 ms, doubling up to 30 s.
-    pub const DEFAULT_BACKOFF: Backoff = ConsumerSettings::BACKOFF;
-    /// 10.
-    pub const DEFAULT_MAX_ATTEMPTS: u32 = ConsumerSettings::MAX_ATTEMPTS;
-    /// 20 seconds.
-    pub const DEFAULT_STOP_DEADLINE: Duration = ConsumerSettings::STOP_DEADLINE;
-    /// 5 minutes.
-    pub const DEFAULT_START_PATIENCE: Duration = ConsumerSettings::START_PATIENCE;
-
     /// Handles every message of `source` whose route has no handler of its own.
     ///
     /// A source is given as it is or shared, in an [`Arc`].
@@ -65,8 +54,7 @@ impl Consumer {
             routes: vec![(None, gate, handler.into_work())],
             dead_letters: None,
             observer: Arc::new(Counters::default()),
-            settings: ConsumerSettings::default(),
-            dead_letter_limit: DeadLetterLimit::default(),
+            settings: ConsumerSettings::DEFAULT,
             life: Arc::default(),
             at_once: None,
         }
@@ -85,53 +73,54 @@ impl Consumer {
         self
     }
 
-    /// Sets the number of handlers that run at a time: 64 by default. Waiting, parked and delayed
-    /// messages do not count. From a queue, at most this many messages are received at a time.
-    ///
-    /// With a [batch handler](super::Batched) these are calls, and a queue gives as many messages
-    /// as they can take.
+    /// Sets all settings at once, such as those of a file.
+    #[must_use]
+    pub fn settings(mut self, settings: ConsumerSettings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// Sets the [number of handlers](ConsumerSettings::concurrency) that run at a time, of batches
+    /// with a [batch handler](super::Batched): 64 by default.
     pub fn concurrency(mut self, handlers: u32) -> Self {
         self.settings.concurrency = handlers;
         self
     }
 
-    /// Sets the number of handlers that run at a time for one tenant, so that one tenant cannot
-    /// starve the others: by default as many as for all tenants together. The tenant is that of the
-    /// gate's key, [`Key::tenant`](oncegate_core::key::Key::tenant).
-    ///
-    /// In a batch, each message counts as one. A message over the limit waits until one of the
-    /// tenant's handlers finishes. It still counts as [in flight](Self::in_flight), and it keeps
-    /// its place in its order.
+    /// Sets the [number of handlers](ConsumerSettings::tenant_limit) that run at a time for one
+    /// tenant: by default as many as for all tenants together. The tenant is that of the gate's key,
+    /// [`Key::tenant`](oncegate_core::key::Key::tenant).
     pub fn tenant_limit(mut self, handlers: u32) -> Self {
         self.settings.tenant_limit = Some(handlers);
         self
     }
 
-    /// Sets the order in which messages run: by broker key by default.
+    /// Sets the [order](ConsumerSettings::ordering) in which messages run: by broker key by default.
     pub fn ordering(mut self, ordering: Ordering) -> Self {
         self.settings.ordering = ordering;
         self
     }
 
-    /// Sets the number of attempts that a message gets, including those of crashed processes: 10 by
-    /// default, 1 to 254.
+    /// Sets the [number of attempts](ConsumerSettings::max_attempts) that a message gets: 10 by
+    /// default.
     pub fn max_attempts(mut self, attempts: u32) -> Self {
         self.settings.max_attempts = attempts;
         self
     }
 
-    /// The delays between attempts: 100 ms, doubling up to 30 s, by default. The longest may be 365
-    /// days.
+    /// Sets the [delays between attempts](ConsumerSettings::backoff): 100 ms, doubling up to 30 s,
+    /// by default.
     pub fn backoff(mut self, backoff: Backoff) -> Self {
         self.settings.backoff = backoff;
         self
     }
 
-    /// Limits what is in flight, between the source and the ack: 10,000 messages and 64 MiB by
-    /// default. It bounds memory. A single message larger than `bytes` still passes, alone.
+    /// Limits what is in flight, between the source and the ack:
+    /// [messages](ConsumerSettings::in_flight_messages) and
+    /// [bytes](ConsumerSettings::in_flight_bytes), 10,000 and 64 MiB by default.
     pub fn in_flight(mut self, messages: usize, bytes: usize) -> Self {
-        self.settings.most_messages = messages;
-        self.settings.most_bytes = bytes;
+        self.settings.in_flight_messages = messages;
+        self.settings.in_flight_bytes = bytes;
         self
     }
 
@@ -142,66 +131,53 @@ impl Consumer {
         self
     }
 
-    /// Sets what happens to a message of which no key can be made: it is sent to the dead-letter
-    /// topic or queue by default.
+    /// Sets what happens to a message [of which no key can be made](ConsumerSettings::bad_keys): it
+    /// is sent to the dead-letter topic or queue by default.
     pub fn bad_keys(mut self, bad_keys: BadKeys) -> Self {
         self.settings.bad_keys = bad_keys;
         self
     }
 
-    /// Sets what happens to a dead letter of this consumer that is delivered to it again: by
-    /// default its record is reopened, and the message runs again.
+    /// Sets what happens to a dead letter of this consumer that is
+    /// [delivered to it again](ConsumerSettings::returned_letters): by default its record is
+    /// reopened, and the message runs again.
     #[must_use]
     pub fn returned_letters(mut self, returned_letters: ReturnedLetters) -> Self {
         self.settings.returned_letters = returned_letters;
         self
     }
 
-    /// Sets the number of dead letters that mean that the consumer itself is wrong: 100 in a row or
-    /// half of the last 1,000 messages by default. The consumer stops at the limit.
-    ///
-    /// The stop is kept in the store of the gate, so a restart does not forget it: the next process
-    /// stops again at the first message that it would have to give up. It is over when a message
-    /// succeeds (for a share: when the share is lower), under a higher limit, or when an operator
-    /// accepts it: `oncegate accept dead-letters`, or
-    /// `oncegate::admin::accept_dead_letters`.
+    /// Sets the [number of dead letters](ConsumerSettings::dead_letter_limit) that mean that the
+    /// consumer itself is wrong: 100 in a row or half of the last 1,000 messages by default. The
+    /// consumer stops at the limit.
     pub fn dead_letter_limit(mut self, limit: DeadLetterLimit) -> Self {
-        self.dead_letter_limit = limit;
+        self.settings.dead_letter_limit = limit;
         self
     }
 
-    /// Sets when the circuit breaker of a handler opens, because something the handler needs is
-    /// down: when half of the last 20 keys failed, by default. While it is open the handler is
-    /// paused, one message at a time probes, and failures cost no attempt until a probe succeeds.
-    /// Each route has its own breaker.
-    ///
-    /// While it is open, the scope's descriptor in the store says so: a process that starts then
-    /// begins with an open breaker, so restarts in an outage cost no attempts.
+    /// Sets when the [circuit breaker](ConsumerSettings::breaker) of a handler opens: when half of
+    /// the last 20 keys failed, by default.
     pub fn breaker(mut self, limits: Breaker) -> Self {
-        self.settings.breaker = Some(limits);
+        self.settings.breaker = limits;
         self
     }
 
     /// Switches the circuit breaker off: no handler is ever paused, however often it fails.
     pub fn without_breaker(mut self) -> Self {
-        self.settings.breaker = None;
+        self.settings.breaker.on = false;
         self
     }
 
-    /// Sets how long running handlers may go on after the stop signal: 20 s by default, 365 days at
-    /// most. Then they are cancelled. The source gets the rest of this time, and at least five
-    /// seconds, to commit and leave.
+    /// Sets how long running handlers may go on [after the stop
+    /// signal](ConsumerSettings::stop_deadline): 20 s by default, 365 days at most.
     pub fn stop_deadline(mut self, deadline: Duration) -> Self {
         self.settings.stop_deadline = deadline;
         self
     }
 
-    /// Sets how long the start waits when the server of the source or of the dead letters, or that
-    /// of a store that has connected before, is away: 5 minutes by default. After that the consumer
-    /// ends with the server's error. It does not wait for a server that answers and refuses.
-    ///
-    /// While it waits the consumer is live but not ready, and its status has the error. This
-    /// includes SQS. A store connects before the consumer has it: its builder has a
+    /// Sets how long [the start waits](ConsumerSettings::start_patience) when the server of the
+    /// source or of the dead letters, or that of a store that has connected before, is away: 5
+    /// minutes by default. A store connects before the consumer has it: its builder has a
     /// `start_patience` of its own.
     #[must_use]
     pub fn start_patience(mut self, patience: Duration) -> Self {
@@ -226,36 +202,18 @@ impl Consumer {
         self
     }
 
-    /// Accepts that later messages of the same key or partition overtake a message that waits in a
-    /// retry topic.
-    ///
-    /// A source with retry topics needs this, or [`Ordering::Unordered`]: a message can wait in a
-    /// retry topic or keep its place, but not both.
+    /// Accepts that later messages [overtake](ConsumerSettings::overtaking_retries) a message that
+    /// waits in a retry topic. A source with retry topics needs this, or [`Ordering::Unordered`].
     pub fn overtaking_retries(mut self) -> Self {
         self.settings.overtaking_retries = true;
         self
     }
 
-    /// Fails open: when the store has been away for `patience`, messages run without it until it
-    /// answers again. By default they wait (the consumer fails closed), however long that takes.
+    /// [Fails open](ConsumerSettings::fail_open_after): when the store has been away for `patience`,
+    /// messages run without it until it answers again. By default they wait (the consumer fails
+    /// closed), however long that takes.
     ///
-    /// This gives up the promise for as long as the store is away. A message may run that was
-    /// completed before, that another process runs at the same time, or that is delivered again,
-    /// then or later: these runs leave no record. Each is counted as `extra_runs{fail_open}`, and
-    /// the handler can see it by [`Attempt::is_fail_open`] and [`Attempt::recovered`]. What stays:
-    /// a message is acknowledged only after its handler has succeeded, failures are retried and
-    /// counted in this process, messages keep their order, and a message that cannot succeed goes
-    /// to the dead letters. The consumer does not wait longer than `patience` for a completion that
-    /// was in progress when the store went away; the gate continues it in the background.
-    ///
-    /// A store that answers with an error is not away: the consumer waits for a record that cannot
-    /// be read and for a store that refuses. A consumer does not start without its store. Choose a
-    /// patience longer than a failover. Gates that are [`transactional`](Gate::transactional) or
-    /// [`fenced`](Gate::fenced) refuse this setting: without the store there is no transaction and
-    /// no fencing token.
-    ///
-    /// [`Attempt::is_fail_open`]: crate::Attempt::is_fail_open
-    /// [`Attempt::recovered`]: crate::Attempt::recovered
+    /// This gives up the promise for as long as the store is away.
     pub fn fail_open_after(mut self, patience: Duration) -> Self {
         self.settings.fail_open_after = Some(patience);
         self
@@ -341,13 +299,21 @@ impl Consumer {
     }
 
     fn check_settings(&self) -> Result<(), ConsumerError> {
-        let routes: Vec<_> = self
-            .routes
-            .iter()
-            .map(|(name, gate, _)| (name.as_deref(), gate))
-            .collect();
-        self.settings
-            .check(&routes, self.source.retry_queue().is_some())?;
+        let mut findings = self.settings.check();
+        let has_retry_topics = self.source.retry_queue().is_some();
+        for (_, gate, work) in &self.routes {
+            findings.extend(self.settings.check_route(&RouteTerms {
+                scope: gate.scope(),
+                key: gate.key(),
+                gate: &gate.settings,
+                batch: work.limits.as_ref(),
+                has_retry_topics,
+            }));
+        }
+        if let Some(Finding { what, .. }) = findings.into_iter().next() {
+            return Err(ConsumerError::Settings(what));
+        }
+        self.check_routes()?;
         let transactional = self.routes.iter().filter_map(|(_, gate, work)| {
             Some(TransactionalTerms {
                 gate,
@@ -355,12 +321,20 @@ impl Consumer {
                 is_batched: work.limits.is_some(),
             })
         });
-        self.settings.check_transactional(transactional)?;
-        let limits = self.routes.iter().filter_map(|(_, _, work)| work.limits);
-        let mut defects = limits.filter_map(|limits| limits.defect(self.settings.most_messages));
-        defects
-            .next()
-            .map_or(Ok(()), |defect| Err(ConsumerError::Settings(defect)))
+        self.settings.check_transactional(transactional)
+    }
+
+    /// Checks that no route is given twice.
+    fn check_routes(&self) -> Result<(), ConsumerError> {
+        let names = self.routes.iter().filter_map(|(name, ..)| name.as_deref());
+        let mut known = BTreeSet::new();
+        for name in names {
+            if !known.insert(name) {
+                let twice = format!("the route `{name}` is given twice");
+                return Err(ConsumerError::Settings(twice));
+            }
+        }
+        Ok(())
     }
 }
 

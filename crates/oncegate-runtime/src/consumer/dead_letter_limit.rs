@@ -14,14 +14,24 @@ use crate::health::Refusals;
 /// The limit of given-up messages at which the consumer counts as faulty instead of the messages.
 /// Examples: a typo in a key's path, a downstream that answers everything with "bad request".
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(
+    feature = "config",
+    derive(serde::Deserialize, serde::Serialize, schemars::JsonSchema),
+    serde(default, deny_unknown_fields)
+)]
 pub struct DeadLetterLimit {
-    /// The limit of messages given up in a row. 100 by default.
+    /// This many messages in a row.
     pub in_a_row: u32,
-    /// The limit of the share of the last 1,000 messages. 0.5 by default.
+    /// This share of the last 1,000 messages.
     pub share: f64,
 }
 
 impl DeadLetterLimit {
+    /// 100 in a row, or half of the last 1,000 messages.
+    pub const DEFAULT: Self = Self {
+        in_a_row: 100,
+        share: 0.5,
+    };
     /// The share is taken over this many of the last messages; it is not applied before that many
     /// were seen.
     const WINDOW: usize = 1_000;
@@ -29,10 +39,7 @@ impl DeadLetterLimit {
 
 impl Default for DeadLetterLimit {
     fn default() -> Self {
-        Self {
-            in_a_row: 100,
-            share: 0.5,
-        }
+        Self::DEFAULT
     }
 }
 

@@ -89,6 +89,6 @@ pub use error::ConsumerError;
 pub use monitor::Monitor;
 #[cfg(feature = "otel")]
 pub use settings::TraceParent;
-pub use settings::{BadKeys, Ordering, ReturnedLetters};
+pub use settings::{BadKeys, ConsumerSettings, Ordering, ReturnedLetters, RouteTerms};
 pub use transactional::Transactional;
 pub use work::{Batched, ConsumerHandler};

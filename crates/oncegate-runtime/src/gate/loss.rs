@@ -31,6 +31,7 @@ use self::finding::{Evidence, Loss, is_settled};
 use self::writing::Noticed;
 use super::GateError;
 use super::scope_descriptor::{Comparison, at_start, compare, halted};
+use super::settings::OnStoreLoss;
 use super::store_position::StorePosition;
 use super::witnesses::Witnesses;
 use crate::entropy::Entropy;
@@ -42,19 +43,6 @@ pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 /// The number of times that one check asks again because another one has learned something
 /// meanwhile.
 const MAX_QUESTIONS: u32 = 8;
-/// The reaction of a gate whose store has lost records.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum OnStoreLoss {
-    /// Refuse every claim of the scope, in every process, until `oncegate accept loss` (or
-    /// `oncegate::admin::accept_loss`) permits the messages to run again. Running
-    /// handlers may end, and their outcomes are recorded. The default.
-    #[default]
-    Halt,
-    /// Report the loss and continue: messages whose records are lost run again when they are
-    /// delivered again. Choose the same for every process of a scope.
-    Continue,
-}
 
 /// Watches one scope of a store for losses.
 #[derive(Debug)]

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate_core::key::{FingerprintSpec, Key, Scope};
+use oncegate_core::settings::Finding;
 use oncegate_core::store::{Checkup, Store};
 use tokio::sync::OnceCell;
 
@@ -41,6 +42,7 @@ mod opening;
 mod pending;
 mod results;
 mod scope_descriptor;
+mod settings;
 mod shard_markers;
 mod store_position;
 mod witnesses;
@@ -52,10 +54,10 @@ pub use dead_letter_stop::replace_dead_letter_stop;
 pub use enter::{Entry, Stored};
 pub use error::GateError;
 pub use lease::{Completion, Lease, ResultNotKept};
-pub use loss::OnStoreLoss;
 pub(crate) use one_transaction::{OnGrant, TransactionRun};
 pub(crate) use open::{Identity, OpenGate};
 pub(crate) use results::Unfetched;
+pub use settings::{GateSettings, OnStoreLoss};
 pub(crate) use store_position::StorePosition;
 
 /// Decides for each message whether its handler runs.
@@ -95,7 +97,10 @@ pub struct Gate {
     scope: String,
     key: Key,
     fingerprint: Option<FingerprintSpec>,
-    settings: GateSettings,
+    pub(crate) settings: GateSettings,
+    /// The time that the store may be away before messages run without it, which its consumer sets;
+    /// `None`: messages always wait.
+    fail_open_after: Option<Duration>,
     store: Arc<dyn Store>,
     results: Option<Arc<dyn ResultStore>>,
     journal: Option<Arc<dyn Journal>>,
@@ -105,45 +110,7 @@ pub struct Gate {
     opened: OnceCell<Arc<OpenGate>>,
 }
 
-/// The settings, which never change while the gate is open.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct GateSettings {
-    pub(crate) lease: Duration,
-    pub(crate) retention: Duration,
-    pub(crate) max_run: Duration,
-    pub(crate) fenced: bool,
-    pub(crate) transactional: bool,
-    /// The time that the store may be away before messages run without it; `None`: messages always
-    /// wait.
-    pub(crate) fail_open_after: Option<Duration>,
-    pub(crate) on_store_loss: OnStoreLoss,
-    pub(crate) codec: Codec,
-    pub(crate) max_result_bytes: usize,
-    pub(crate) max_large_result_bytes: usize,
-}
-
 impl Gate {
-    /// 30 seconds.
-    pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
-    /// 7 days.
-    pub const DEFAULT_RETENTION: Duration = Duration::from_secs(7 * 86_400);
-    /// 15 minutes.
-    pub const DEFAULT_MAX_RUN: Duration = Duration::from_secs(15 * 60);
-    /// 64 KiB.
-    pub const DEFAULT_MAX_RESULT_BYTES: usize = 64 * 1024;
-    /// 8 MiB.
-    pub const DEFAULT_MAX_LARGE_RESULT_BYTES: usize = 8 * 1024 * 1024;
-
-    /// The shortest lease: with a shorter one, a busy machine would lose leases for no reason.
-    const MIN_LEASE: Duration = Duration::from_millis(100);
-    /// The longest lease and run: a day.
-    const MAX_LEASE: Duration = Duration::from_secs(86_400);
-    /// The longest retention: ten years.
-    const MAX_RETENTION: Duration = Duration::from_secs(10 * 365 * 86_400);
-    /// The largest result that is requested from a result store, whichever process stored it: 1
-    /// GiB.
-    const MOST_LARGE_RESULT_BYTES: usize = 1024 * 1024 * 1024;
-
     /// Creates a gate for the keys of `scope`, derived by `key`, with records in `store`.
     ///
     /// The scope is 1 to 64 characters out of `A-Z a-z 0-9 . _ -`. Consumers with the same scope
@@ -153,18 +120,8 @@ impl Gate {
             scope: scope.into(),
             key,
             fingerprint: None,
-            settings: GateSettings {
-                lease: Self::DEFAULT_LEASE,
-                retention: Self::DEFAULT_RETENTION,
-                max_run: Self::DEFAULT_MAX_RUN,
-                fenced: false,
-                transactional: false,
-                fail_open_after: None,
-                on_store_loss: OnStoreLoss::Halt,
-                codec: Codec::default(),
-                max_result_bytes: Self::DEFAULT_MAX_RESULT_BYTES,
-                max_large_result_bytes: Self::DEFAULT_MAX_LARGE_RESULT_BYTES,
-            },
+            settings: GateSettings::DEFAULT,
+            fail_open_after: None,
             store: Arc::new(store),
             results: None,
             journal: None,
@@ -175,61 +132,48 @@ impl Gate {
         }
     }
 
-    /// Sets how long a claim protects its owner without a heartbeat: 30 s by default, 100 ms to a
-    /// day.
-    ///
-    /// After a worker was killed, its messages wait this long. Heartbeats, sent from a separate
-    /// thread, renew the lease for handlers that take longer.
+    /// Sets all settings at once, such as those of a file.
+    #[must_use]
+    pub fn settings(mut self, settings: GateSettings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// Sets the [lease](GateSettings::lease): 30 s by default.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings.lease = lease;
         self
     }
 
-    /// Sets how long a completed record is kept: 7 days by default, up to ten years.
-    ///
-    /// It must cover the longest replay: a message that is delivered again after its record has
-    /// expired runs again.
+    /// Sets the [retention](GateSettings::retention) of completed records: 7 days by default.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.settings.retention = retention;
         self
     }
 
-    /// Sets how long one run of a handler may take: 15 minutes by default, up to a day.
-    ///
-    /// After that its heartbeats stop, its cancellation fires, and its lease lapses.
+    /// Sets the [longest time of a run](GateSettings::max_run): 15 minutes by default.
     pub fn max_run(mut self, max_run: Duration) -> Self {
         self.settings.max_run = max_run;
         self
     }
 
-    /// Gives each attempt a fencing token, a number that only grows per key:
-    /// [`Attempt::fencing_token`](crate::Attempt::fencing_token). Off by default: it costs about a
-    /// tenth of the store's throughput.
+    /// Gives each attempt a [fencing token](GateSettings::fenced),
+    /// [`Attempt::fencing_token`](crate::Attempt::fencing_token). Off by default.
     pub fn fenced(mut self) -> Self {
         self.settings.fenced = true;
         self
     }
 
-    /// Requires every handler to finish by [`Attempt::commit_with`](crate::Attempt::commit_with) or
+    /// Requires every handler to finish [in a transaction](GateSettings::transactional), by
+    /// [`Attempt::commit_with`](crate::Attempt::commit_with) or
     /// [`Attempt::completing`](crate::Attempt::completing). Off by default.
-    ///
-    /// A handler that returns `Ok` without either has then failed, and its message is tried again:
-    /// the handler may have rolled its transaction back or forgotten it, and a plain completion
-    /// would lose the effect.
     pub fn transactional(mut self) -> Self {
         self.settings.transactional = true;
         self
     }
 
-    /// Sets what happens when the store has lost records: [`OnStoreLoss::Halt`] by default.
-    ///
-    /// Every process that has opened the scope notices a loss within seconds, whether or not it has
-    /// written the lost records: the scope's descriptor in the store is gone or was created again,
-    /// an earlier state of the store was restored, a shard was emptied, or a record that this
-    /// process has completed or found completed is missing. A process that starts later notices it
-    /// by what Kafka holds with the group's commits. With SQS, HTTP and your own loops, a process
-    /// that starts after the loss cannot notice it, unless another process runs that knew the store
-    /// before.
+    /// Sets what happens [when the store has lost records](GateSettings::on_store_loss):
+    /// [`OnStoreLoss::Halt`] by default.
     pub fn on_store_loss(mut self, on_store_loss: OnStoreLoss) -> Self {
         self.settings.on_store_loss = on_store_loss;
         self
@@ -249,11 +193,8 @@ impl Gate {
         self
     }
 
-    /// The most bytes of a result that a record keeps: 64 KiB by default.
-    ///
-    /// A larger result is stored in the [`large_results`](Self::large_results). Without them it is
-    /// not kept: the record holds that the work is done, and duplicates go to
-    /// [`Handler::undecodable_duplicate`](crate::Handler::undecodable_duplicate).
+    /// Sets the [largest result of a record](GateSettings::max_result_bytes), in bytes: 64 KiB by
+    /// default.
     pub fn max_result_bytes(mut self, bytes: usize) -> Self {
         self.settings.max_result_bytes = bytes;
         self
@@ -276,8 +217,8 @@ impl Gate {
         self
     }
 
-    /// The most bytes of a result that is stored in the [`large_results`](Self::large_results): 8
-    /// MiB by default, up to 1 GiB. It is held in memory as a whole. A larger one is not kept.
+    /// Sets the [largest result](GateSettings::max_large_result_bytes) that goes to the
+    /// [`large_results`](Self::large_results), in bytes: 8 MiB by default.
     pub fn max_large_result_bytes(mut self, bytes: usize) -> Self {
         self.settings.max_large_result_bytes = bytes;
         self
@@ -344,12 +285,8 @@ impl Gate {
 
     /// Sets a consumer's choice to fail open. A gate that is open will be opened again.
     pub(crate) fn set_fail_open(&mut self, after: Duration) {
-        self.settings.fail_open_after = Some(after);
+        self.fail_open_after = Some(after);
         self.opened = OnceCell::new();
-    }
-
-    pub(crate) fn settings(&self) -> &GateSettings {
-        &self.settings
     }
 
     /// The source of its random numbers.
@@ -400,40 +337,12 @@ impl Gate {
     }
 
     fn check_settings(&self) -> Result<(), GateError> {
-        let GateSettings {
-            lease,
-            retention,
-            max_run,
-            max_large_result_bytes,
-            ..
-        } = self.settings;
-        if lease < Self::MIN_LEASE || lease > Self::MAX_LEASE {
-            return self.refuse(format!(
-                "`lease` is {lease:?}; it must be between 100 ms and a day"
-            ));
+        match self.settings.check().into_iter().next() {
+            None => Ok(()),
+            Some(Finding { what, .. }) => Err(GateError::Settings {
+                scope: self.scope.clone(),
+                what,
+            }),
         }
-        if retention < lease || retention > Self::MAX_RETENTION {
-            return self.refuse(format!(
-                "`retention` is {retention:?}; it must be between the lease ({lease:?}) and ten years"
-            ));
-        }
-        if max_run < lease || max_run > Self::MAX_LEASE {
-            return self.refuse(format!(
-                "`max_run` is {max_run:?}; it must be between the lease ({lease:?}) and a day"
-            ));
-        }
-        if max_large_result_bytes > Self::MOST_LARGE_RESULT_BYTES {
-            return self.refuse(format!(
-                "`max_large_result_bytes` is {max_large_result_bytes}; it must be at most 1 GiB"
-            ));
-        }
-        Ok(())
-    }
-
-    fn refuse(&self, what: String) -> Result<(), GateError> {
-        Err(GateError::Settings {
-            scope: self.scope.clone(),
-            what,
-        })
     }
 }

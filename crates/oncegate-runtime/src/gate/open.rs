@@ -33,6 +33,8 @@ pub(crate) struct OpenGate {
     pub(super) key: CompiledKey,
     pub(super) fingerprint: Option<CompiledFingerprint>,
     pub(super) settings: GateSettings,
+    /// `None`: messages always wait for the store.
+    pub(super) fail_open_after: Option<Duration>,
     pub(super) store: Arc<dyn Store>,
     pub(super) results: Option<Arc<dyn ResultStore>>,
     pub(super) notes: Notes,
@@ -247,7 +249,6 @@ impl OpenGate {
         // operator.
         error.is_away()
             && self
-                .settings
                 .fail_open_after
                 .is_some_and(|patience| began.elapsed() >= patience)
     }

@@ -10,7 +10,7 @@ use super::fail_open::FailOpenStore;
 use super::journal::Notes;
 use super::lease_renewer::{Duty, LeaseRenewer};
 use super::loss::LossWatch;
-use super::{Gate, GateError, GateSettings, OpenGate};
+use super::{Gate, GateError, OpenGate};
 use crate::observe::{Counters, Observer};
 
 impl Gate {
@@ -48,6 +48,7 @@ impl Gate {
             key,
             fingerprint,
             settings: self.settings,
+            fail_open_after: self.fail_open_after,
             store: Arc::clone(&self.store),
             results: self.results.clone(),
             notes,
@@ -66,7 +67,7 @@ impl Gate {
     /// Returns a gate with the same settings that uses no store: it admits every key that does not already
     /// run in this process, and counts it. `None` unless the consumer fails open.
     pub(crate) fn fail_open(&self) -> Result<Option<Arc<OpenGate>>, GateError> {
-        if self.settings.fail_open_after.is_none() {
+        if self.fail_open_after.is_none() {
             return Ok(None);
         }
         let scope = Scope::new(&self.scope)?;
@@ -83,10 +84,8 @@ impl Gate {
                 .map(|spec| spec.compile(&self.key))
                 .transpose()?,
             scope,
-            settings: GateSettings {
-                fail_open_after: None,
-                ..self.settings
-            },
+            settings: self.settings,
+            fail_open_after: None,
             store,
             results: None,
             notes,

@@ -9,7 +9,7 @@ use tracing::{error, warn};
 
 use super::lease::Lease;
 use super::lease_renewer::REPEAT_BACKOFF;
-use super::{Gate, GateError, OpenGate};
+use super::{Gate, GateError, GateSettings, OpenGate};
 use crate::codec::not_kept;
 use crate::failure::BoxError;
 use crate::observe::Event;
@@ -219,7 +219,7 @@ impl OpenGate {
                 "the result is in a result store, as {name}: set `Gate::large_results`"
             )));
         };
-        if reference.size_bytes > Gate::MOST_LARGE_RESULT_BYTES as u64 {
+        if reference.size_bytes > GateSettings::MOST_LARGE_RESULT_BYTES as u64 {
             let size = reference.size_bytes;
             return Err(Unfetched::lost(format!(
                 "the result {name} should have {size} bytes, which is over the limit"

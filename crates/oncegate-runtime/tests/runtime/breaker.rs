@@ -294,7 +294,8 @@ async fn the_mark_of_a_breaker_is_written_as_soon_as_the_store_answers() {
     let consumer = bench.consumer_behind(gate, handler).concurrency(20);
     // No probe is due in this test: what is written is the opening.
     let patient = Breaker {
-        pause: Backoff::new(HOUR, HOUR),
+        first: HOUR,
+        most: HOUR,
         ..Breaker::default()
     };
     let counters = Arc::clone(&bench.counters);

@@ -9,7 +9,7 @@ use oncegate::core::rules::{Operation, ReleaseCause, Reply};
 use oncegate::core::store::{Command, Store, StoreError};
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::core::testing::wrapper::StoreWrapper;
-use oncegate::{Attempt, Consumer, Entry, Gate, Key, MemoryStore, Message, Origin};
+use oncegate::{Attempt, ConsumerSettings, Entry, Gate, Key, MemoryStore, Message, Origin};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -141,7 +141,7 @@ async fn a_stop_does_not_wait_beyond_its_deadline_for_a_store_that_stays_away() 
     let hour = Duration::from_secs(3_600);
     stop_while_the_answer_of_a_claim_is_lost(&bench, hour).await;
     assert!(
-        began.elapsed() < Consumer::DEFAULT_STOP_DEADLINE * 2,
+        began.elapsed() < ConsumerSettings::DEFAULT.stop_deadline * 2,
         "{:?}",
         began.elapsed()
     );

@@ -456,7 +456,7 @@ async fn times_that_no_clock_can_reach_are_refused_by_name() {
     let consumer = || bench.consumer(async |_: Message, _: Attempt| Ok(()));
     let backoff = Backoff::new(Duration::from_secs(1), never);
     let breaker = Breaker {
-        pause: backoff,
+        most: never,
         ..Breaker::default()
     };
     for (name, consumer) in [
@@ -464,7 +464,7 @@ async fn times_that_no_clock_can_reach_are_refused_by_name() {
         ("start_patience", consumer().start_patience(never)),
         ("fail_open_after", consumer().fail_open_after(never)),
         ("backoff", consumer().backoff(backoff)),
-        ("breaker.pause", consumer().breaker(breaker)),
+        ("breaker.most", consumer().breaker(breaker)),
     ] {
         let error = consumer.run_until(async {}).await.unwrap_err();
         assert!(error.to_string().contains(&format!("`{name}`")), "{error}");

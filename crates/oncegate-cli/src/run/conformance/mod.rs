@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate::core::key::Scope;
-use oncegate::{Gate, Lease};
+use oncegate::{GateSettings, Lease};
 use oncegate_worker::{Interrupted, Reply, Subject, WorkerError, WorkerLimits};
 use serde::Serialize;
 
@@ -167,9 +167,9 @@ impl WorkerTestArgs {
             Some(loaded) => {
                 let (_, settings) = choose(&loaded, self.scope.as_ref().map(Scope::as_str))?;
                 // A worker for several topics tells them apart, or does not.
-                let route = route_of(&settings).ok().flatten();
+                let route = route_of(settings).ok().flatten();
                 Tested {
-                    handler: self.over(settings.handler.unwrap_or_default()),
+                    handler: self.over(settings.handler.clone().unwrap_or_default()),
                     route: route.unwrap_or_else(|| ROUTE.to_owned()),
                     hidden: loaded.variables(),
                 }
@@ -242,7 +242,7 @@ impl Tested {
     fn subject(&self, patience: Duration) -> Result<Subject, Problem> {
         let limits = WorkerLimits {
             lease: LEASE,
-            result_max_bytes: Gate::DEFAULT_MAX_LARGE_RESULT_BYTES,
+            result_max_bytes: GateSettings::DEFAULT.max_large_result_bytes,
             in_batches: false,
             hidden: self.hidden.clone(),
             given: Vec::new(),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use oncegate::admin::dead_letter_reader::DeadLetterReader;
 use oncegate::dead_letters;
-use oncegate::kafka::{KafkaDeadLetterReader, KafkaRetries, KafkaSource};
+use oncegate::kafka::{KafkaDeadLetterReader, KafkaRetries, KafkaSettings, KafkaSource};
 use oncegate::source::{Source, SourceError, Terms};
 use oncegate::sqs::SqsDeadLetters;
 use schemars::JsonSchema;
@@ -22,7 +22,6 @@ use super::{
     ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, SourceFinding, SourceSettings,
     Template, next, quoted, sqs,
 };
-use crate::config::defaults::time;
 use crate::config::values::{Names, Property, Secret, Time};
 use crate::exit::{Problem, not_opened};
 
@@ -86,50 +85,21 @@ pub(crate) struct Kafka {
     /// The consumer group.
     #[schemars(extend("default" = "the consumer's name"))]
     pub(crate) group: Option<String>,
-    /// The static member of the group that this process is, another one for each process
-    /// (`group.instance.id`).
-    pub(crate) static_member: Option<String>,
-    /// The start of a group without committed offsets: `beginning` or `end`.
-    #[schemars(extend("default" = "beginning"))]
-    pub(crate) from: Option<StartAt>,
-    /// The time between two commits of finished offsets.
-    #[schemars(extend("default" = "1s"))]
-    pub(crate) commit_interval: Option<Time>,
-    /// The time that a rebalance waits for work that has started.
-    #[schemars(extend("default" = "10s"))]
-    pub(crate) drain_timeout: Option<Time>,
-    /// The number of messages of a partition that may be received beyond the first unfinished one.
-    #[schemars(extend("default" = 100_000))]
-    pub(crate) unfinished_messages: Option<usize>,
-    /// Take routes from the header `oncegate-route`: for topics to which oncegate alone writes.
-    #[schemars(extend("default" = false))]
-    pub(crate) routes_from_headers: Option<bool>,
-    /// Continue at the committed positions when topics get other ids, instead of reading them from
-    /// their beginning: for an address that is switched to another cluster, which has the same
-    /// messages at the same offsets.
-    #[schemars(extend("default" = false))]
-    pub(crate) keep_positions_of_recreated_topics: Option<bool>,
     /// Topics in which messages wait whose retry is far off, each with how long: `{
     /// "orders.retry.30s" = "30s" }`. Messages overtake those that wait, so `ordering` must be
     /// `unordered`, or `overtaking_retries` accept it.
     #[serde(default)]
     pub(crate) retry_topics: BTreeMap<String, Time>,
     /// Retries that are due before this wait in memory.
-    #[schemars(extend("default" = time(oncegate::kafka::KafkaRetries::DEFAULT_BEYOND)))]
+    #[schemars(extend("default" = Time(oncegate::kafka::KafkaRetries::DEFAULT_BEYOND).to_string()))]
     pub(crate) retry_beyond: Option<Time>,
     /// Properties of librdkafka, such as `"security.protocol" = "SSL"`. What comes from a file, or
     /// is a file's name, is read again when the file changes.
     #[serde(default)]
     pub(crate) properties: BTreeMap<String, Property>,
-}
-
-/// The start of a group without committed offsets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[schemars(inline)]
-pub(crate) enum StartAt {
-    Beginning,
-    End,
+    #[serde(default, rename = "*settings")]
+    #[schemars(flatten)]
+    pub(crate) settings: KafkaSettings,
 }
 
 impl Kafka {
@@ -138,28 +108,8 @@ impl Kafka {
         let group = self.group.clone().unwrap_or_else(|| name.to_owned());
         let brokers = self.brokers.clone().unwrap_or_default().0.join(",");
         let mut source =
-            KafkaSource::new(brokers, group, self.topics.clone().unwrap_or_default().0);
-        if let Some(member) = &self.static_member {
-            source = source.static_member(member);
-        }
-        if let Some(Time(interval)) = self.commit_interval {
-            source = source.commit_interval(interval);
-        }
-        if let Some(Time(timeout)) = self.drain_timeout {
-            source = source.drain_timeout(timeout);
-        }
-        if let Some(messages) = self.unfinished_messages {
-            source = source.unfinished_messages(messages);
-        }
-        if self.from == Some(StartAt::End) {
-            source = source.from_end();
-        }
-        if self.routes_from_headers == Some(true) {
-            source = source.routes_from_headers();
-        }
-        if self.keep_positions_of_recreated_topics == Some(true) {
-            source = source.keep_positions_of_recreated_topics();
-        }
+            KafkaSource::new(brokers, group, self.topics.clone().unwrap_or_default().0)
+                .settings(self.settings.clone());
         for (property, Property(value)) in &self.properties {
             source = match value {
                 Secret::File(path) => source.property_file(property, path),
@@ -234,6 +184,7 @@ impl SourceSettings for Kafka {
                 findings.push(SourceFinding::Secret(vec!["properties", property], value));
             }
         }
+        findings.extend(self.settings.check().into_iter().map(SourceFinding::Wrong));
         findings
     }
 
@@ -410,29 +361,5 @@ impl LetterPlace for KafkaLetters {
         }
         letters.open().await.map_err(|error| not_opened(&error))?;
         Ok(Box::new(letters))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn source(line: &str) -> String {
-        let kafka: Kafka = toml::from_str(&format!(
-            "brokers = \"b:9092\"\ntopics = [\"orders\"]\n{line}"
-        ))
-        .unwrap();
-        format!("{:?}", kafka.source("billing").unwrap())
-    }
-
-    #[test]
-    fn positions_of_recreated_topics_are_kept_where_that_is_set() {
-        assert!(
-            source("").contains("keeps_positions: false"),
-            "{}",
-            source("")
-        );
-        let set = source("keep_positions_of_recreated_topics = true");
-        assert!(set.contains("keeps_positions: true"), "{set}");
     }
 }

@@ -3,9 +3,11 @@
 use super::*;
 
 const LIMITS: Breaker = Breaker {
+    on: true,
     keys: 4,
     share: 0.5,
-    pause: Backoff::new(Duration::from_secs(1), Duration::from_secs(4)),
+    first: Duration::from_secs(1),
+    most: Duration::from_secs(4),
 };
 
 const FAILED: RunResult = RunResult::Failure;
@@ -111,7 +113,7 @@ fn a_process_that_finds_the_mark_probes_at_once_and_then_after_the_first_pause()
         },
         "one at a time"
     );
-    let probe_at = bench.now + LIMITS.pause.first();
+    let probe_at = bench.now + LIMITS.first;
     assert_eq!(
         bench.ran(1, FAILED),
         CircuitPhase::Open {
@@ -255,20 +257,22 @@ fn a_probe_that_never_ran_leaves_its_turn_to_the_next() {
     );
 }
 
-fn defect(keys: u32, share: f64) -> Option<&'static str> {
+fn wrong(keys: u32, share: f64) -> Vec<&'static str> {
     let limits = Breaker {
         keys,
         share,
         ..LIMITS
     };
-    limits.defect()
+    let findings = limits.check().into_iter();
+    findings.map(|finding| finding.setting).collect()
 }
 
 #[test]
 fn limits_that_make_no_sense_are_named() {
-    assert_eq!(defect(20, 0.5), None);
-    assert!(defect(1, 0.5).unwrap().contains("`breaker.keys`"));
+    assert!(wrong(20, 0.5).is_empty());
+    assert_eq!(wrong(1, 0.5), ["breaker.keys"]);
     for share in [0.0, 1.1, f64::NAN] {
-        assert!(defect(20, share).unwrap().contains("`breaker.share`"));
+        assert_eq!(wrong(20, share), ["breaker.share"]);
     }
+    assert_eq!(wrong(0, 0.0), ["breaker.keys", "breaker.share"]);
 }

@@ -68,10 +68,13 @@ impl Consumer {
             observer: Arc::clone(&self.observer),
             permits: Arc::new(Semaphore::new(self.settings.concurrency as usize)),
             dead_letter_guard: Mutex::new(DeadLetterGuard::new(
-                self.dead_letter_limit,
+                self.settings.dead_letter_limit,
                 earlier_stop.as_ref(),
             )),
-            in_flight: InFlight::new(self.settings.most_messages, self.settings.most_bytes),
+            in_flight: InFlight::new(
+                self.settings.in_flight_messages,
+                self.settings.in_flight_bytes,
+            ),
             duplicates: AtomicU32::new(0),
             watch: Arc::new(Watch::new()),
             failures: FailureLog::default(),
@@ -122,7 +125,7 @@ async fn open_route(
     }
     let gate = Arc::clone(gate.opened().await?);
     tell_of(&gate);
-    let breaker = Switch::new(settings.breaker, &gate);
+    let breaker = Switch::new(settings.breaker.on.then_some(settings.breaker), &gate);
     let Work {
         handler,
         limits,

@@ -7,9 +7,10 @@ use std::time::Duration;
 use oncegate_core::store::{Epoch, ScopeDescriptor, StoreError};
 
 use super::finding::{Evidence, Loss};
-use super::{LossWatch, OnStoreLoss, time_of};
+use super::{LossWatch, time_of};
 use crate::backoff::Backoff;
 use crate::gate::scope_descriptor::{Comparison, MAX_WRITES, compare, halted};
+use crate::gate::settings::OnStoreLoss;
 use crate::gate::{shard_markers, witnesses};
 use crate::observe::Event;
 
