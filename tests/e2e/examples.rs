@@ -223,7 +223,7 @@ async fn payments_prove_themselves_on_kafka_and_redis() {
 }
 
 #[test]
-fn payments_in_transactions_prove_themselves_on_a_server_of_their_own() {
+fn payments_in_transactions_prove_themselves_on_their_server() {
     payments_postgres(&[]);
 }
 
@@ -257,7 +257,7 @@ async fn the_outbox_proves_itself_on_kafka() {
 }
 
 #[test]
-fn payments_in_avro_prove_themselves_with_a_registry_of_their_own() {
+fn payments_in_avro_prove_themselves_with_their_own_registry() {
     payments_avro(&[]);
 }
 
@@ -278,7 +278,7 @@ async fn payments_in_avro_prove_themselves_on_kafka_and_redis() {
 }
 
 #[test]
-fn payments_from_a_queue_prove_themselves_on_a_server_of_their_own() {
+fn payments_from_a_queue_prove_themselves_on_their_own_server() {
     payments("payments_sqs", 1_500, &[]);
 }
 
@@ -294,7 +294,7 @@ async fn payments_from_a_queue_prove_themselves_on_a_queue_and_redis() {
 }
 
 #[test]
-fn payments_from_rabbitmq_prove_themselves_on_a_server_of_their_own() {
+fn payments_from_rabbitmq_prove_themselves_on_their_own_server() {
     payments("payments_amqp", 1_500, &[]);
 }
 

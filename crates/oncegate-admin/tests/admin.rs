@@ -32,7 +32,7 @@ async fn completed(gate: &Gate) -> oncegate::core::key::StoreKey {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_the_record_that_was_seen_is_opened_and_its_next_run_is_counted_once() {
+async fn a_reopen_needs_the_record_that_was_seen_and_counts_once() {
     let store = Arc::new(MemoryStore::new());
     let counters = Arc::new(Counters::default());
     let gate = Gate::new("billing", Key::json(["order_id"]), Arc::clone(&store))

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_caller_holds_is_counted_and_forgotten_with_its_last_request() {
+    fn a_callers_memory_is_counted_until_its_last_request_ends() {
         let memory = Arc::new(BodyMemory::new(10));
         let mut one = memory.none("a", 6);
         let mut two = memory.none("a", 6);

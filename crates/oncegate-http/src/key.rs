@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn every_printable_text_survives_its_quotes_and_no_bytes_make_it_panic() {
+    fn printable_text_survives_quoting_and_no_bytes_cause_a_panic() {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
         let mut rng = Rng::with_seed(seed);

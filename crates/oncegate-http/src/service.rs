@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_error_of_the_inner_service_is_a_failed_attempt_and_passes_through() {
+    async fn an_inner_error_is_a_failed_attempt_and_passes_through() {
         let layer = IdempotencyLayer::new(
             request_gate("payments", MemoryStore::new()),
             Principal::single_tenant(),

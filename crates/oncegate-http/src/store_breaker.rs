@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_open_breaker_admits_one_request_a_second_and_none_right_after_one_without_an_answer() {
+    fn an_open_breaker_probes_each_second_and_waits_after_silence() {
         let breaker = StoreBreaker::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);

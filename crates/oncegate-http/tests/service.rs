@@ -89,7 +89,7 @@ fn second() -> Request<Full<Bytes>> {
 
 // invariant: stalled-upload
 #[tokio::test(start_paused = true)]
-async fn bodies_that_do_not_fit_into_memory_are_refused_until_others_have_ended() {
+async fn bodies_beyond_the_memory_are_refused_until_others_have_ended() {
     let service = layer()
         .max_request_bytes(10)
         .max_buffered_bytes(10)

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_waits_longer_after_each_failure_and_is_free_after_a_success() {
+    fn an_order_waits_longer_per_failure_and_is_free_after_success() {
         let mut held = HeldOrders::default();
         let now = Instant::now();
         let order = order("shipments", 1);

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_missing_right_is_named_with_the_statement_that_grants_it() {
+    fn each_missing_right_is_named_with_its_grant_statement() {
         let pairs = [
             ("oncegate_descriptors", "UPDATE"),
             ("oncegate_outbox", "INSERT"),
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn every_right_that_is_asked_for_is_granted_by_the_printed_statements() {
+    fn the_printed_statements_grant_every_right_that_is_checked() {
         let grants = schema::grants("billing");
         for Needed { table, rights, .. } in NEEDED {
             let granted = grants

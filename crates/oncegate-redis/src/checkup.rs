@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn an_evicting_policy_is_refused_with_the_setting_and_the_override() {
+    fn an_evicting_policy_is_refused_naming_setting_and_override() {
         let evicting = GOOD.replace("noeviction", "allkeys-lru");
         let refused = read(&evicting, &Persistence::default(), "", false)
             .unwrap_err()

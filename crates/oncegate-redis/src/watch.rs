@@ -105,7 +105,7 @@ mod tests {
 
     // invariant: loss-checks-that-spread
     #[test]
-    fn the_interval_grows_with_the_clients_of_a_server_up_to_a_limit() {
+    fn the_check_interval_grows_with_the_clients_up_to_a_limit() {
         assert_eq!(
             [0, 1, 400, 401, 2_000, 6_000, u64::MAX]
                 .map(|clients| (WATCH_INTERVAL * spacing(clients)).as_secs()),

@@ -343,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_is_written_when_the_journal_goes_and_what_cannot_be_is_counted() {
+    fn a_dropped_journal_writes_what_waits_and_counts_what_it_lost() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal.jsonl");
         let journal = FileJournal::open(&path).unwrap().by("worker-3");

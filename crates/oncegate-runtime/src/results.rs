@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn each_attempt_has_a_name_of_its_own_that_does_not_tell_the_token() {
+    fn each_attempts_result_has_its_own_name_that_hides_the_token() {
         let key: StoreKey = "billing:eMT5oSC2v1zTz8Nw5IO50A".parse().unwrap();
         let names = [1, 2].map(|bits| name(&key, &Token::from_bits(bits)));
         assert!(

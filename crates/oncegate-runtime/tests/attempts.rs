@@ -108,7 +108,7 @@ async fn what_did_not_run_uses_up_no_attempt() {
 /// The record that protected the first run is gone, so the claim would be granted at once, and as
 /// that of a new key.
 #[tokio::test(start_paused = true)]
-async fn a_run_whose_record_was_lost_is_told_as_recovered_and_has_the_rest_of_its_lease_to_end() {
+async fn a_lost_records_rerun_is_recovered_and_awaits_the_lease() {
     let store = Arc::new(MemoryStore::new());
     let list = List::of("orders", [("", r#"{"id":1}"#.to_owned())]);
     let letters = Arc::new(Letters::default());

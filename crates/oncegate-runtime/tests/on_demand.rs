@@ -72,7 +72,7 @@ async fn no_more_is_asked_for_than_can_run() {
 
 // invariant: busy-returned-to-queue
 #[tokio::test(start_paused = true)]
-async fn a_message_that_is_busy_elsewhere_is_kept_and_leaves_its_permit_to_others() {
+async fn a_message_busy_elsewhere_is_kept_and_gives_up_its_permit() {
     let queue = Queue::of(20);
     let store = Arc::new(MemoryStore::new());
     // Another seed: equal tokens would be the same worker.
@@ -170,7 +170,7 @@ async fn a_retry_goes_back_to_the_queue_for_as_long_as_it_must_wait() {
 /// Nothing of a message stays here while the queue has it, and before the first success no record
 /// counts its failures.
 #[tokio::test(start_paused = true)]
-async fn a_bad_message_uses_up_its_attempts_although_it_goes_back_to_the_queue_in_between() {
+async fn a_bad_message_uses_up_its_attempts_across_queue_returns() {
     let queue = Queue::of(1);
     let store = Arc::new(MemoryStore::new());
     let attempts = Arc::new(Mutex::new(Vec::new()));
@@ -197,7 +197,7 @@ async fn a_bad_message_uses_up_its_attempts_although_it_goes_back_to_the_queue_i
 
 // invariant: delete-after-loss
 #[tokio::test(start_paused = true)]
-async fn a_message_that_is_wanted_later_is_hidden_in_the_queue_for_as_long_and_is_no_attempt() {
+async fn a_message_wanted_later_stays_hidden_and_uses_no_attempt() {
     let queue = Queue::of(1);
     let store = Arc::new(MemoryStore::new());
     let runs = Arc::new(Mutex::new(Vec::new()));
@@ -303,7 +303,7 @@ async fn nothing_is_asked_for_while_the_store_is_away() {
 
 // invariant: outage-continues
 #[tokio::test(start_paused = true)]
-async fn an_outage_ends_although_the_queue_has_taken_back_all_that_could_ask_the_store() {
+async fn an_outage_ends_though_the_queue_took_back_all_that_could_ask() {
     let queue = Queue::of(0);
     let memory = Arc::new(MemoryStore::new());
     let store = Arc::new(FaultStore::new(memory as _, Faults::default(), 1));

@@ -39,7 +39,7 @@ fn attribute(data_type: &str, text: Option<&str>, bytes: Option<&[u8]>) -> Messa
 }
 
 #[test]
-fn a_message_has_the_bytes_of_its_body_and_headers_of_sender_and_queue() {
+fn a_message_has_its_body_and_the_senders_and_queues_headers() {
     let raw = raw()
         .message_attributes("tenant", attribute("String", Some("acme"), None))
         .message_attributes("amount", attribute("Number", Some("10.50"), None))
@@ -82,7 +82,7 @@ fn a_message_has_the_bytes_of_its_body_and_headers_of_sender_and_queue() {
 }
 
 #[test]
-fn the_group_is_the_key_of_a_message_and_keeps_an_order_in_fifo_queues_alone() {
+fn the_group_is_key_and_order_of_messages_in_fifo_queues_alone() {
     let standard = reader().read(raw().build()).unwrap();
     assert_eq!((standard.message.key(), standard.group), (None, None));
     assert_eq!(standard.message.header(GROUP_HEADER), Some(&b"g"[..]));

@@ -105,7 +105,7 @@ fn extensions_travel_together_ten_to_a_call() {
 
 // invariant: delete-after-loss
 #[test]
-fn without_a_confirmed_extension_a_message_is_lost_in_time_and_only_once() {
+fn an_unextended_message_is_lost_in_time_and_only_once() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");
     let look = world.look(30);
@@ -198,7 +198,7 @@ fn the_last_extension_takes_what_is_left_of_twelve_hours() {
 
 // invariant: delete-that-failed
 #[test]
-fn deletes_use_the_newest_handle_and_are_repeated_until_the_queue_takes_the_message() {
+fn deletes_use_the_newest_handle_and_repeat_until_they_succeed() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");
     world.held.ack(world.at(1), &"a".into(), admitted.delivery);
@@ -232,7 +232,7 @@ fn deletes_use_the_newest_handle_and_are_repeated_until_the_queue_takes_the_mess
 }
 
 #[test]
-fn a_delete_whose_handle_is_no_longer_good_is_not_taken_for_success() {
+fn a_delete_with_an_outdated_handle_is_not_taken_for_success() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");
     world.held.ack(world.at(1), &"a".into(), admitted.delivery);
@@ -247,7 +247,7 @@ fn a_delete_whose_handle_is_no_longer_good_is_not_taken_for_success() {
 
 // invariant: delete-that-failed
 #[test]
-fn a_delete_that_never_succeeds_is_counted_when_the_visibility_is_over() {
+fn a_delete_that_never_succeeds_is_counted_at_visibility_end() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");
     world.held.ack(world.at(1), &"a".into(), admitted.delivery);
@@ -261,7 +261,7 @@ fn a_delete_that_never_succeeds_is_counted_when_the_visibility_is_over() {
 }
 
 #[test]
-fn a_message_received_again_while_it_is_held_is_not_handed_out_twice() {
+fn a_held_message_received_again_is_not_handed_out_twice() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");
     assert!(world.admit_grouped(20, "a", None).is_none());
@@ -274,7 +274,7 @@ fn a_message_received_again_while_it_is_held_is_not_handed_out_twice() {
 }
 
 #[test]
-fn a_message_that_comes_back_while_its_handler_does_not_end_is_held_again() {
+fn a_message_that_returns_during_its_handler_is_held_again() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");
     assert_eq!(world.look(48).lost, 1);
@@ -345,7 +345,7 @@ fn a_delivery_that_is_over_changes_nothing_of_the_next_one() {
 
 // invariant: fifo-order
 #[test]
-fn nothing_later_of_a_group_starts_when_an_earlier_one_went_back_or_was_lost() {
+fn nothing_later_of_a_group_starts_after_a_return_or_a_loss() {
     for lost in [true, false] {
         let mut world = World::new();
         let group = Group::default();
@@ -380,7 +380,7 @@ fn nothing_later_of_a_group_starts_when_an_earlier_one_went_back_or_was_lost() {
 }
 
 #[test]
-fn deletes_of_a_trickle_travel_together_and_leave_time_for_repeats() {
+fn trickling_deletes_are_batched_and_leave_time_for_repeats() {
     let mut world = World::new();
     let mut batches = Vec::new();
     let mut now = 0;

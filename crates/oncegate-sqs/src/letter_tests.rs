@@ -167,7 +167,7 @@ fn what_is_too_large_loses_our_words_before_its_own() {
 }
 
 #[test]
-fn attributes_are_left_out_before_a_letter_is_not_written_and_their_names_stay() {
+fn a_letter_that_would_not_fit_omits_attributes_but_names_them() {
     let headers = || {
         let many = (0..12).map(|n| header(&format!("a{n}"), b"x"));
         [
@@ -228,7 +228,7 @@ fn attributes_are_left_out_before_a_letter_is_not_written_and_their_names_stay()
 }
 
 #[test]
-fn what_goes_back_is_as_it_was_and_has_its_route_where_the_queue_is_another() {
+fn a_redriven_letter_is_as_it_was_and_keeps_its_route_elsewhere() {
     let types = br#"{"amount":"Number"}"#;
     let headers = vec![
         header("amount", b"12"),

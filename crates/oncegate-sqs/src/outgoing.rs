@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_queue_does_not_take_is_named_and_shows_nothing_of_the_message() {
+    fn what_a_queue_does_not_take_is_named_without_its_content() {
         let many = (0..10).fold(message(), |message, n| {
             message.header(format!("h{n}"), "secret")
         });

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_queue_has_one_receiver_and_a_full_one_as_many_as_permits_can_feed() {
+    fn an_empty_queue_has_one_receiver_and_a_full_one_many() {
         let mut receivers = Receivers::new();
         let now = Instant::now();
         assert_eq!(

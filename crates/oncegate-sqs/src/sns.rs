@@ -81,7 +81,7 @@ mod tests {
     }"#;
 
     #[test]
-    fn the_message_comes_out_and_what_the_topic_says_becomes_headers() {
+    fn the_message_is_unwrapped_and_what_sns_says_becomes_headers() {
         let body = Bytes::from(NOTIFICATION);
         let mut headers = Vec::new();
         assert_eq!(unwrap(&body, &mut headers).unwrap(), r#"{"order_id":7}"#);

@@ -242,7 +242,7 @@ mod tests {
 
     // invariant: purge-too-slow
     #[test]
-    fn expired_records_take_a_small_part_of_the_room_at_any_rate_and_retention() {
+    fn expired_records_take_little_room_at_any_rate_and_retention() {
         for rate in [500.0, 10_000.0, 60_000.0] {
             for retention in [MINUTE / 6, MINUTE * 10, MINUTE * 60 * 24] {
                 let model = Model {

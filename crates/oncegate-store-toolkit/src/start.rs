@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_is_away_is_tried_less_and_less_often_until_the_patience_is_over() {
+    async fn an_absent_server_is_tried_ever_less_often_within_patience() {
         let minute = Duration::from_secs(60);
         let (result, tries, took) =
             connected(minute, 6, StoreError::unavailable("connection refused")).await;
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_patience_it_is_tried_once_and_one_that_refuses_is_not_waited_for() {
+    async fn without_patience_or_after_a_refusal_it_is_tried_once() {
         let (result, tries, _) = connected(
             Duration::ZERO,
             1,

@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_and_names_of_the_machine_are_known_and_other_names_must_be_allowed() {
+    fn addresses_and_localhost_are_known_others_must_be_allowed() {
         let hosts = ["status.internal".to_owned()];
         for known in [
             "127.0.0.1",

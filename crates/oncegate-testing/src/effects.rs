@@ -119,7 +119,7 @@ mod tests {
 
     // invariant: one-judge-of-effects
     #[test]
-    fn an_effect_that_had_to_happen_is_lost_and_one_that_may_be_missing_is_not() {
+    fn only_a_missing_effect_that_had_to_happen_is_lost() {
         check(&[("a", 1), ("b", 1)], 0, &[], &[], &[]);
         check(&[("a", 1), ("b", 0)], 0, &["b"], &[], &[]);
         check(&[("a", 1), ("b", 1), ("c", 1)], 0, &[], &[], &[]);

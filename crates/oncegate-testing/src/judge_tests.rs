@@ -159,7 +159,7 @@ fn a_repetition_with_another_body_is_named() {
 
 // invariant: verdict-from-history
 #[test]
-fn a_second_effect_is_named_by_its_keys_and_explained_by_its_fault() {
+fn second_effects_are_named_by_key_and_explained_by_fault() {
     let violations = charged_again(None, None).shows(&[Defect::NoDownstreamKey]);
     assert_eq!(violations[0].after, [Fault::AnswerLost]);
     assert_eq!(violations[0].events.len(), 2, "{violations:?}");
@@ -318,7 +318,7 @@ fn an_effect_under_the_key_of_another_is_named() {
 
 // invariant: verdict-from-history
 #[test]
-fn dead_letters_and_unfinished_messages_are_named_unless_they_are_poison() {
+fn dead_letters_and_unfinished_messages_are_named_unless_poison() {
     let gave_up = HistoryBuilder::default()
         .sent(1, 1, "k1")
         .began(1, 1)
@@ -351,7 +351,7 @@ fn dead_letters_and_unfinished_messages_are_named_unless_they_are_poison() {
 
 // invariant: verdict-from-history
 #[test]
-fn what_does_not_stop_is_named_and_a_run_that_lost_its_lease_is_not() {
+fn a_run_that_does_not_stop_is_named_and_a_lost_lease_is_not() {
     stopped(1_000).shows(&[]);
     stopped(STOP_DEADLINE_MS).shows(&[Defect::DoesNotStop]);
     charged(None)

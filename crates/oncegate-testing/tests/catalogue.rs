@@ -206,7 +206,7 @@ fn most_faults_of_a_slow_handler_are_tried() {
 }
 
 #[test]
-fn faults_that_did_not_begin_are_named_and_too_few_are_no_success() {
+fn faults_that_did_not_begin_are_named_and_prevent_success() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)

@@ -110,7 +110,7 @@ async fn asked(redis: &Redis) -> (u64, u64) {
 /// connection, so that the server works on one half while the other is prepared: a few pipelines
 /// for each, and not one for each message.
 #[tokio::test]
-async fn the_claims_of_a_batch_travel_together_and_so_do_its_completions() {
+async fn the_claims_and_completions_of_a_batch_travel_together() {
     const BATCHES: u64 = 10;
     const BATCH: u64 = 100;
     let kafka = Kafka::shared().await;
@@ -158,7 +158,7 @@ async fn the_claims_of_a_batch_travel_together_and_so_do_its_completions() {
 // invariant: batch-order
 /// Two workers with the same keys: each has the whole topic, as two groups have that share a scope.
 #[tokio::test]
-async fn two_workers_with_the_same_keys_and_a_bad_order_write_each_order_once() {
+async fn two_workers_sharing_keys_write_once_despite_a_bad_order() {
     const ORDERS: u64 = 3_000;
     let kafka = Kafka::shared().await;
     let redis = Redis::shared().await;
@@ -271,8 +271,7 @@ impl BatchHandler for InOneTransaction {
 
 // invariant: second-committed-effect
 #[tokio::test]
-async fn a_batch_commits_its_rows_and_its_completions_together_and_a_bad_row_rolls_back_its_part_alone()
- {
+async fn a_batch_commits_rows_with_completions_and_isolates_a_bad_row() {
     const ORDERS: u64 = 400;
     let kafka = Kafka::shared().await;
     let postgres = Postgres::shared().await;

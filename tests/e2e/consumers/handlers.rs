@@ -186,7 +186,7 @@ async fn a_handler_that_fails_once_runs_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_that_always_fails_ends_with_the_dead_letters_and_stays_there() {
+async fn a_message_that_always_fails_is_buried_and_stays_buried() {
     let stage = Stage::with(numbered(3)).await;
     let always = async |message: Message, _: Attempt| match id(&message)? {
         1 => Err(Failure::retry("never")),
@@ -214,7 +214,7 @@ async fn a_handler_that_always_fails_ends_with_the_dead_letters_and_stays_there(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_that_gives_up_and_one_that_cannot_decode_bury_at_once() {
+async fn a_handler_that_gives_up_or_cannot_decode_buries_at_once() {
     let stage = Stage::with(["{\"id\":1}".to_owned(), "{\"id\":\"text\"}".to_owned()]).await;
     let handler = async |message: Message, _: Attempt| match id(&message)? {
         1 => Err(Failure::permanent("rejected")),
@@ -408,8 +408,7 @@ async fn until_stop_names(monitor: &Monitor, origin: &str) {
 
 // invariant: stop-waits-for-leak
 #[tokio::test(flavor = "multi_thread")]
-async fn handlers_that_wait_for_ever_and_ignore_their_cancellation_hold_up_neither_others_nor_the_stop()
- {
+async fn handlers_that_wait_for_ever_hold_up_no_others_and_no_stop() {
     let stage = Stage::with(numbered(40)).await;
     let began = Arc::new(Notify::new());
     let begin = Arc::clone(&began);

@@ -21,7 +21,7 @@ const FAILS_ONCE: u64 = 3;
 
 // invariant: killed-process
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_lost_and_every_second_effect_is_explained_by_a_kill() {
+async fn nothing_is_lost_and_every_second_effect_is_by_a_kill() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);
@@ -124,7 +124,7 @@ fn counts<'a>(entries: impl Iterator<Item = &'a Entry>, origin: &str) -> (usize,
 
 // invariant: retry-topic
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kill_between_the_copy_and_the_ack_leaves_two_and_one_effect() {
+async fn a_kill_between_the_copy_and_the_ack_leaves_one_effect() {
     let stage = Stage::with(0).await;
     let folder = tempfile::tempdir().unwrap();
     let dead = stage.kafka.new_topic("dead", 1).await;

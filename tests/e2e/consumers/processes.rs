@@ -132,7 +132,7 @@ async fn nothing_is_delivered_again_after_a_clean_stop() {
 
 // invariant: stop-without-end
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_signal_ends_the_process_at_once_and_its_message_goes_on_elsewhere() {
+async fn a_second_signal_ends_the_process_and_another_takes_over() {
     let stage = Stage::with(1, [payment("usual", "usual"), payment("held", "hold")]).await;
     let mut worker = stage.start(&stage.scope);
     let both = |effects: &[Effect]| effects.len() >= 2;
@@ -161,7 +161,7 @@ async fn a_second_signal_ends_the_process_at_once_and_its_message_goes_on_elsewh
 
 // invariant: process-ends-with-message
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_ends_its_process_runs_alone_after_the_second_time_and_is_buried() {
+async fn a_message_that_ends_its_process_runs_alone_then_is_buried() {
     const NEIGHBOURS: usize = 160;
     let slow = |n: usize| {
         payment(
@@ -247,7 +247,7 @@ fn running_at(effects: &[Effect], at: usize) -> BTreeSet<String> {
 
 // invariant: other-process-holds-key
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_that_another_process_has_holds_up_no_other_and_is_taken_over_when_that_dies() {
+async fn a_key_held_elsewhere_blocks_no_other_and_is_taken_over() {
     const PAYMENTS: i64 = 40;
     let how = |n: i64| if n == 10 { "hold" } else { "usual" };
     let stage = Stage::with(1, (0..PAYMENTS).map(|n| payment(n, how(n)))).await;

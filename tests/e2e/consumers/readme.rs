@@ -25,7 +25,7 @@ fn program(kafka: &str, redis: &str, topic: &str, dead: &str, output: &Path) -> 
 }
 
 #[tokio::test]
-async fn the_program_of_the_readme_charges_once_says_what_it_gives_up_and_stops() {
+async fn the_readme_program_charges_once_names_dead_letters_and_stops() {
     let kafka = Kafka::shared().await;
     let redis = RedisServer::start().await;
     let topic = kafka.new_topic("readme", 1).await;
@@ -86,7 +86,7 @@ async fn a_wrong_port_of_redis_is_named_with_its_server() {
 
 /// Brokers that are away are waited for, so the log must name them; Ctrl-C ends the wait.
 #[tokio::test]
-async fn a_wrong_port_of_kafka_is_named_with_its_server_while_it_is_waited_for() {
+async fn a_wrong_port_of_kafka_is_named_while_it_is_waited_for() {
     let port = LoopbackPort::reserve();
     let redis = RedisServer::start().await;
     let folder = tempfile::tempdir().unwrap();

@@ -202,7 +202,7 @@ impl Load<'_> {
 
 // invariant: failover-under-load
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_loses_a_primary_and_moves_slots_under_load_and_no_message_is_lost() {
+async fn a_cluster_that_loses_a_primary_and_moves_slots_loses_nothing() {
     let mut cluster = RedisCluster::start().await;
     let payments = Payments::new(6_000).await;
     let load = payments.start(&cluster.url()).await;
@@ -350,8 +350,7 @@ async fn a_stale_replica_takes_over(pair: &mut RedisPair, load: &Load<'_>) {
 
 // invariant: loss-undetected
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_stale_failover_under_load_all_that_runs_again_is_counted_with_a_greater_fencing_token()
- {
+async fn after_a_stale_failover_reruns_count_with_greater_tokens() {
     let mut pair = RedisPair::start(&["--appendfsync", "always"]).await;
     let payments = Payments::with_copies(2_000, 2).await;
     let gate = payments
@@ -376,7 +375,7 @@ async fn after_a_stale_failover_under_load_all_that_runs_again_is_counted_with_a
 
 // invariant: loss-undetected, run-after-loss
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_stale_failover_under_load_nothing_runs_until_the_loss_is_accepted() {
+async fn after_a_stale_failover_nothing_runs_until_it_is_accepted() {
     let mut pair = RedisPair::start(&["--appendfsync", "always"]).await;
     let payments = Payments::with_copies(2_000, 2).await;
     let gate = payments.gate(&pair.front.url(), OnStoreLoss::Halt).await;

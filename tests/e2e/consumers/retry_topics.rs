@@ -170,8 +170,7 @@ impl Handler for Dependent {
 
 // invariant: retry-topic
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dependency_that_is_down_for_some_keys_holds_up_neither_others_nor_the_committed_offset()
-{
+async fn a_dependency_down_for_some_keys_holds_up_no_other_or_offset() {
     let stage = Stage::with(30).await;
     let dependent = Dependent::default();
     let watched = Watched::new();
@@ -323,7 +322,7 @@ async fn receive_all(source: Arc<KafkaRetries>, origins: Arc<Mutex<Vec<String>>>
 /// The test's clock goes on by the messages' wait once the group has rebalanced.
 // invariant: retry-topic
 #[tokio::test]
-async fn what_waits_is_dropped_when_its_partition_is_revoked_and_the_next_owner_delivers_it_once() {
+async fn a_revoke_drops_what_waits_and_the_next_owner_delivers_it() {
     const EACH: usize = 5;
     let stage = Stage::with(0).await;
     let hour = Duration::from_secs(3_600);
@@ -400,7 +399,7 @@ type Attempts = Arc<Mutex<Vec<(SystemTime, Option<SystemTime>)>>>;
 
 // invariant: retry-topic
 #[tokio::test(flavor = "multi_thread")]
-async fn the_time_of_the_first_failure_comes_through_retry_topics_into_the_dead_letter() {
+async fn retry_topics_carry_the_first_failure_time_to_dead_letters() {
     let stage = Stage::with(1).await;
     let attempts = Attempts::default();
     let dead = stage.kafka.new_topic("dead", 1).await;

@@ -19,7 +19,7 @@ const ASKED_IN_VAIN: u64 = 40;
 
 // invariant: run-without-store
 #[tokio::test(flavor = "multi_thread")]
-async fn consumption_pauses_while_the_disk_is_full_and_nothing_is_acknowledged() {
+async fn consumption_pauses_without_acks_while_the_disk_is_full() {
     let disk = SmallDisk::mount(DISK_BYTES);
     let file = disk.path().join("records.db");
     let store = SqliteStore::open(&file).await.unwrap();

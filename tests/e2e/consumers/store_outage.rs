@@ -23,7 +23,7 @@ const OUTAGE: Duration = Duration::from_secs(10);
 
 // invariant: run-without-store
 #[tokio::test(flavor = "multi_thread")]
-async fn consumption_pauses_and_resumes_when_redis_is_away_for_ten_seconds() {
+async fn consumption_pauses_while_redis_is_away_and_resumes() {
     let mut redis = RedisServer::synced().await;
     let store = RedisStore::connect(redis.url()).await.unwrap();
     let consuming = Consuming::start(store, MESSAGES, LEASE, String::new()).await;
@@ -56,7 +56,7 @@ async fn consumption_pauses_and_resumes_when_redis_is_away_for_ten_seconds() {
 
 // invariant: run-without-store
 #[tokio::test(flavor = "multi_thread")]
-async fn a_consumer_whose_redis_is_full_says_so_and_goes_on_when_there_is_room() {
+async fn a_consumer_whose_redis_is_full_says_so_and_resumes_with_room() {
     let redis = RedisServer::synced().await;
     let store = RedisStore::connect(redis.url()).await.unwrap();
     let mut monitor = None;
@@ -100,7 +100,7 @@ async fn a_consumer_whose_redis_is_full_says_so_and_goes_on_when_there_is_room()
 
 // invariant: fail-open
 #[tokio::test(flavor = "multi_thread")]
-async fn a_consumer_that_fails_open_goes_on_without_redis_and_with_it_when_it_is_back() {
+async fn a_consumer_that_fails_open_goes_on_without_and_with_redis() {
     const PATIENCE: Duration = Duration::from_secs(2);
     let mut redis = RedisServer::synced().await;
     let store = RedisStore::connect(redis.url()).await.unwrap();
@@ -143,7 +143,7 @@ async fn a_consumer_that_fails_open_goes_on_without_redis_and_with_it_when_it_is
 
 // invariant: result-of-an-outage
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_that_ends_during_an_outage_longer_than_its_lease_runs_once() {
+async fn a_handler_that_ends_in_an_outage_beyond_its_lease_runs_once() {
     const SHORT_LEASE: Duration = Duration::from_secs(1);
     /// Longer than the lease and the grace of a cancelled handler: a part of the handler's work.
     const REST_OF_THE_WORK: Duration = Duration::from_secs(4);
@@ -194,7 +194,7 @@ async fn a_handler_that_ends_during_an_outage_longer_than_its_lease_runs_once() 
 
 // invariant: idle-store-away
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_consumer_whose_redis_is_killed_is_not_ready_and_is_again_when_it_is_back() {
+async fn an_idle_consumer_is_unready_while_its_redis_is_killed() {
     let mut redis = RedisServer::synced().await;
     let store = RedisStore::connect(redis.url()).await.unwrap();
     let kafka = Kafka::shared().await;
@@ -283,7 +283,7 @@ impl Member {
 
 // invariant: claim-left-behind
 #[tokio::test(flavor = "multi_thread")]
-async fn a_partition_that_is_revoked_while_the_answer_to_a_claim_is_lost_leaves_no_claim_behind() {
+async fn a_revoke_while_a_claims_answer_is_lost_leaves_no_claim() {
     let redis = Redis::shared().await;
     let kafka = Kafka::shared().await;
     let proxy = Proxy::before(&redis).await;

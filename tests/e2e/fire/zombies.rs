@@ -365,14 +365,14 @@ impl Scene {
 
 // invariant: stopped-process
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_was_stopped_between_any_two_steps_changes_nothing_any_more() {
+async fn a_zombie_stopped_between_any_two_steps_changes_nothing_more() {
     // Each has a topic of its own and waits most of the time.
     futures_util::future::join_all(POINTS.map(zombie_at)).await;
 }
 
 // invariant: stopped-process
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_was_stopped_past_its_poll_interval_commits_nothing_of_before_and_goes_on() {
+async fn a_zombie_past_its_poll_interval_commits_nothing_of_before() {
     // As above.
     tokio::join!(
         zombie_past_its_poll_interval(Protocol::Classic),

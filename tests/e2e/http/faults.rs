@@ -82,7 +82,7 @@ async fn a_claim_whose_answer_comes_too_late_is_given_back() {
 
 // invariant: response-before-completed
 #[tokio::test]
-async fn a_store_that_goes_away_under_the_handler_makes_the_outcome_unknown_and_not_a_second_run() {
+async fn a_store_lost_under_the_handler_means_unknown_and_no_rerun() {
     let mut redis = durable_redis().await;
     let world = world(&redis, |layer| layer).await;
     let sent = held(&world).await;
@@ -100,7 +100,7 @@ async fn a_store_that_goes_away_under_the_handler_makes_the_outcome_unknown_and_
 }
 
 #[tokio::test]
-async fn a_store_that_stalls_under_the_completion_makes_the_outcome_unknown_and_not_a_second_run() {
+async fn a_store_stalled_under_completion_means_unknown_and_no_rerun() {
     let mut redis = durable_redis().await;
     let world = world(&redis, |layer| layer).await;
     let sent = held(&world).await;
@@ -128,7 +128,7 @@ async fn a_completed_request_waits_for_the_store_and_is_not_run_again() {
 /// A request that asks a store that is frozen either waits until its time limit, or meets an error
 /// of the store, which is counted. A request that the breaker refuses does neither.
 #[tokio::test]
-async fn requests_one_after_another_do_not_each_wait_for_a_store_that_is_frozen() {
+async fn not_each_request_in_turn_waits_for_a_frozen_store() {
     const REQUESTS: usize = 20;
     // More than a refusal takes on any machine, so that the two can be told from each other.
     const CLAIM_TIMEOUT: Duration = Duration::from_secs(2);

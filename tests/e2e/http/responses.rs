@@ -145,7 +145,7 @@ async fn rewrite(store: &MemoryStore, change: impl Fn(&str) -> String) {
 }
 
 #[tokio::test]
-async fn a_record_of_another_program_is_replayed_without_the_headers_of_its_connection() {
+async fn a_foreign_record_is_replayed_without_connection_headers() {
     let world = World::new().await;
     let first = world.told("k", "charge").await;
     rewrite(&world.store, |stored| {
@@ -326,7 +326,7 @@ async fn a_response_larger_than_the_gate_keeps_does_not_run_again() {
 }
 
 #[tokio::test]
-async fn a_response_larger_than_a_record_keeps_comes_from_the_result_store() {
+async fn a_response_too_large_for_a_record_is_in_the_result_store() {
     let folder = tempfile::tempdir().unwrap();
     let store = Arc::new(MemoryStore::new());
     let results = ObjectResults::folder(folder.path()).unwrap();

@@ -121,7 +121,7 @@ async fn the_same_path_below_another_nest_or_host_is_another_request() {
 
 // invariant: response-to-another
 #[tokio::test]
-async fn a_message_of_a_topic_named_like_the_route_of_requests_is_no_request() {
+async fn a_message_of_a_topic_named_http_is_no_request() {
     let world = World::new().await;
     world.post("k", ORDER).await;
     let key = Key::header("idempotency-key").tenant(TenantSource::header("principal"));

@@ -91,7 +91,7 @@ async fn a_request_that_lost_its_key_gets_the_winners_response() {
 }
 
 #[tokio::test]
-async fn a_handler_that_runs_too_long_is_dropped_and_the_next_attempt_is_told() {
+async fn a_handler_that_runs_too_long_is_dropped_and_then_recovered() {
     let store = Arc::new(MemoryStore::new());
     let short = Duration::from_millis(200);
     let world = World::over(
@@ -196,7 +196,7 @@ async fn a_drain_cuts_off_what_does_not_end() {
 }
 
 #[tokio::test]
-async fn a_request_that_ends_its_process_again_and_again_is_given_up_before_it_runs() {
+async fn a_request_that_keeps_ending_its_process_is_given_up_unrun() {
     let store = Arc::new(MemoryStore::new());
     let short = Duration::from_millis(200);
     for attempt in 1..=2 {
@@ -230,7 +230,7 @@ async fn a_request_that_ends_its_process_again_and_again_is_given_up_before_it_r
 }
 
 #[tokio::test]
-async fn a_handler_that_stops_because_the_store_is_away_uses_up_no_attempt() {
+async fn a_handler_that_stops_in_a_store_outage_uses_up_no_attempt() {
     let store = Arc::new(MemoryStore::new());
     let faulty = Arc::new(FaultStore::new(
         Arc::clone(&store) as _,

@@ -196,7 +196,7 @@ fn assert_same(first: &HttpAnswer, replayed: &HttpAnswer) {
 
 // invariant: http-transaction
 #[tokio::test]
-async fn a_committed_response_is_replayed_byte_for_byte_and_there_is_one_payment() {
+async fn a_committed_response_is_replayed_bytewise_with_one_payment() {
     for kind in KINDS {
         let teller = Teller::start(kind).await;
         let first = teller.post("A-1", "pay").await;
@@ -221,7 +221,7 @@ async fn a_committed_response_is_replayed_byte_for_byte_and_there_is_one_payment
 
 // invariant: http-transaction
 #[tokio::test]
-async fn the_client_gets_what_was_committed_and_not_what_the_handler_returns() {
+async fn the_client_gets_what_was_committed_not_what_was_returned() {
     for kind in KINDS {
         let teller = Teller::start(kind).await;
         let first = teller.post("A-1", "turn").await;
@@ -270,7 +270,7 @@ async fn a_rollback_keeps_nothing_and_the_retry_runs() {
 
 // invariant: http-transaction
 #[tokio::test]
-async fn an_owner_that_has_lost_its_lease_commits_neither_payment_nor_response() {
+async fn an_owner_without_its_lease_commits_no_payment_or_response() {
     for kind in KINDS {
         let teller = Teller::start(kind).await;
         let held = teller.hold("A-1").await;
@@ -389,7 +389,7 @@ async fn killed_at(kind: &str, hold: &'static str) -> HttpAnswer {
 
 // invariant: http-transaction
 #[tokio::test]
-async fn after_a_kill_there_is_one_payment_and_the_response_that_was_committed_with_it() {
+async fn after_a_kill_there_is_one_payment_with_its_own_response() {
     for kind in KINDS {
         let before = killed_at(kind, "begun").await;
         assert_eq!(

@@ -56,7 +56,7 @@ async fn restarts_at_the_end(properties: &[(&str, &str)]) {
 }
 
 #[tokio::test]
-async fn a_group_that_begins_at_the_end_and_is_restarted_skips_nothing() {
+async fn a_group_that_begins_at_the_end_and_restarts_skips_nothing() {
     tokio::join!(
         restarts_at_the_end(QUICK),
         restarts_at_the_end(RANGE),
@@ -95,7 +95,7 @@ async fn gives_away_unfinished(properties: &[(&str, &str)]) {
 }
 
 #[tokio::test]
-async fn a_group_that_begins_at_the_end_skips_nothing_that_runs_while_it_rebalances() {
+async fn a_group_that_begins_at_the_end_skips_nothing_in_a_rebalance() {
     tokio::join!(
         gives_away_unfinished(QUICK),
         gives_away_unfinished(RANGE),
@@ -175,7 +175,7 @@ async fn is_told_where_to_begin(properties: &[(&str, &str)]) {
 }
 
 #[tokio::test]
-async fn a_client_does_not_ask_where_the_log_ends_when_it_is_told_where_to_begin() {
+async fn a_client_told_where_to_begin_does_not_ask_for_the_log_end() {
     logged();
     tokio::join!(
         is_told_where_to_begin(QUICK),

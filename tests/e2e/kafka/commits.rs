@@ -63,7 +63,7 @@ const NOT_YET: &[RDKafkaRespErr] = &[
 ];
 
 #[tokio::test]
-async fn committed_offsets_are_asked_for_again_while_the_coordinator_starts_or_moves() {
+async fn committed_offsets_are_retried_while_the_coordinator_moves() {
     let mock = MockCluster::new(1).expect("a cluster in this process");
     let topic = unique("moves");
     mock.create_topic(&topic, 1, 1).expect("a topic");
@@ -81,7 +81,7 @@ async fn committed_offsets_are_asked_for_again_while_the_coordinator_starts_or_m
 }
 
 #[tokio::test]
-async fn whatever_the_coordinator_says_to_a_commit_the_next_one_makes_up_for_it() {
+async fn whatever_the_coordinator_says_the_next_commit_catches_up() {
     let codes = REFUSALS
         .iter()
         .map(|(code, _)| *code)
@@ -122,7 +122,7 @@ async fn each_is_made_up_for(codes: &[RDKafkaRespErr]) {
 
 // invariant: stall-unreported
 #[tokio::test]
-async fn a_commit_that_the_broker_refuses_is_in_the_status_until_one_is_accepted() {
+async fn a_refused_commit_is_in_the_status_until_one_is_accepted() {
     let kafka = KafkaBroker::start_with(&["offset.metadata.max.bytes=8"]).await;
     let topic = kafka.new_topic("refused", 1).await;
     let group = unique("group");

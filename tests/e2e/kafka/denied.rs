@@ -169,7 +169,7 @@ impl Stage {
 
 // invariant: dead-letter-lost
 #[tokio::test(flavor = "multi_thread")]
-async fn a_right_that_is_lost_under_load_ends_the_consumer_and_no_dead_letter_is_lost() {
+async fn a_right_lost_under_load_ends_the_consumer_and_loses_nothing() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let broker = SecuredKafka::start_with(&certificates, &[USER], &[]).await;
     let kafka = Kafka::at(broker.bootstrap());
@@ -224,8 +224,7 @@ async fn a_right_that_is_lost_under_load_ends_the_consumer_and_no_dead_letter_is
 
 // invariant: dead-letter-lost
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dead_letter_topic_that_is_deleted_under_load_ends_the_consumer_and_no_later_letter_is_lost()
- {
+async fn a_dead_letter_topic_deleted_under_load_loses_no_later_letter() {
     let kafka = Kafka::shared().await;
     let topic = kafka.new_topic("orders", PARTITIONS).await;
     let dead = kafka.new_topic("dead", 1).await;
@@ -297,7 +296,7 @@ async fn until_no_failure(monitor: &Monitor) {
 
 // invariant: stall-unreported, retry-topic
 #[tokio::test(flavor = "multi_thread")]
-async fn a_retry_topic_that_may_not_be_written_is_in_the_status_until_it_is_and_nothing_is_lost() {
+async fn an_unwritable_retry_topic_is_in_the_status_and_loses_nothing() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let broker = SecuredKafka::start_with(&certificates, &[USER], &[]).await;
     let topic = broker.new_topic("orders", 1).await;

@@ -63,14 +63,14 @@ async fn give_up(text: &str) -> (Result<(), ConsumerError>, usize) {
 }
 
 #[tokio::test]
-async fn a_dead_letter_that_only_fits_when_it_is_compressed_is_written() {
+async fn a_dead_letter_that_only_fits_when_compressed_is_written() {
     let (ended, letters) = give_up(&"a".repeat(PAYLOAD)).await;
     ended.unwrap();
     assert_eq!(letters, 1);
 }
 
 #[tokio::test]
-async fn a_dead_letter_that_its_topic_will_never_take_ends_the_consumer() {
+async fn a_dead_letter_its_topic_will_never_take_ends_the_consumer() {
     let noise: String = std::iter::repeat_with(fastrand::alphanumeric)
         .take(PAYLOAD)
         .collect();

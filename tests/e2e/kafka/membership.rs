@@ -117,7 +117,7 @@ async fn held_up(properties: &[(&str, &str)], replaced: u64) {
 
 // invariant: commit-by-removed-member
 #[tokio::test]
-async fn a_classic_member_that_was_held_up_joins_again_and_commits_nothing_of_before() {
+async fn a_classic_member_that_was_held_up_commits_nothing_of_before() {
     let short = [
         QUICK[0],
         ("session.timeout.ms", "3000"),
@@ -128,7 +128,7 @@ async fn a_classic_member_that_was_held_up_joins_again_and_commits_nothing_of_be
 
 // invariant: commit-by-removed-member
 #[tokio::test]
-async fn a_member_of_the_new_protocol_that_was_held_up_is_replaced_and_commits_nothing_of_before() {
+async fn a_member_of_the_new_protocol_that_was_held_up_is_replaced() {
     held_up(&[NEW[0], ("max.poll.interval.ms", "3000")], 1).await;
 }
 
@@ -157,7 +157,7 @@ async fn a_classic_member_whose_id_is_taken_stops_and_says_so() {
 }
 
 #[tokio::test]
-async fn in_the_new_protocol_a_second_member_waits_for_the_end_of_the_one_with_its_id() {
+async fn in_the_new_protocol_a_member_waits_for_the_one_with_its_id() {
     let kafka = Kafka::shared().await;
     let topic = kafka.new_topic("static", 2).await;
     let group = unique("group");
@@ -187,7 +187,7 @@ async fn in_the_new_protocol_a_second_member_waits_for_the_end_of_the_one_with_i
 
 // invariant: member-that-has-gone
 #[tokio::test]
-async fn a_static_member_comes_back_to_its_partitions_without_a_rebalance() {
+async fn a_static_member_gets_its_partitions_back_without_rebalance() {
     let kafka = Kafka::shared().await;
     let topic = kafka.new_topic("back", 4).await;
     let group = unique("group");

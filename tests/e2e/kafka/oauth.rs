@@ -62,7 +62,7 @@ fn source(
 
 // invariant: tokens-end
 #[tokio::test(flavor = "multi_thread")]
-async fn every_client_logs_in_with_tokens_and_their_renewal_under_load_loses_nothing() {
+async fn every_client_uses_tokens_and_their_renewal_loses_nothing() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let tokens = TokenServer::start(15).await;
     let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
@@ -153,7 +153,7 @@ async fn commands_log_in(
 }
 
 #[tokio::test]
-async fn whatever_is_wrong_with_a_token_is_said_by_the_name_of_the_property() {
+async fn whatever_is_wrong_with_a_token_names_the_property() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let tokens = TokenServer::start(60).await;
     let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
@@ -196,7 +196,7 @@ async fn whatever_is_wrong_with_a_token_is_said_by_the_name_of_the_property() {
 }
 
 #[tokio::test]
-async fn a_token_that_the_brokers_refuse_is_told_in_their_words_and_with_the_properties() {
+async fn a_refused_token_is_told_with_broker_words_and_properties() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let tokens = TokenServer::start(60).await;
     let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
@@ -244,7 +244,7 @@ async fn a_token_that_the_brokers_refuse_is_told_in_their_words_and_with_the_pro
 
 /// Its connections must log in again every two seconds, with the last token that was granted.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_the_brokers_refuse_later_is_told_and_the_next_good_one_ends_it() {
+async fn a_token_refused_later_is_told_until_the_next_good_one() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let tokens = TokenServer::start(5).await;
     let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;

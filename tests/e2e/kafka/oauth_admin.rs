@@ -82,7 +82,7 @@ async fn remove_group(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn topics_and_groups_are_created_described_and_removed_with_tokens() {
+async fn tokens_create_describe_and_remove_topics_and_groups() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let tokens = TokenServer::start(60).await;
     let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
@@ -209,7 +209,7 @@ async fn refusal(
 }
 
 #[tokio::test]
-async fn whatever_is_wrong_with_a_login_of_an_administrator_is_one_error_with_the_property() {
+async fn a_wrong_admin_login_is_one_error_with_the_property() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let other = Certificates::for_names("IP:127.0.0.1");
     let tokens = TokenServer::start(60).await;

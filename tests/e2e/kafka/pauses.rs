@@ -96,7 +96,7 @@ async fn an_unfinished_message_holds_its_partition_back_and_no_other() {
 
 // invariant: unbounded-queue
 #[tokio::test]
-async fn the_unfinished_messages_of_all_partitions_together_are_bounded() {
+async fn the_unfinished_messages_of_all_partitions_are_bounded() {
     const PARTITIONS: i32 = 40;
     const EACH: usize = 40;
     let kafka = Kafka::shared().await;
@@ -183,7 +183,7 @@ async fn a_partition_that_comes_back_paused_is_resumed() {
 }
 
 #[tokio::test]
-async fn a_slow_receiver_does_not_make_the_client_throw_its_messages_away() {
+async fn a_slow_receiver_does_not_make_the_client_drop_messages() {
     let kafka = Kafka::shared().await;
     let topic = kafka.new_topic("slow", 2).await;
     let group = unique("group");

@@ -144,7 +144,7 @@ fn first_at(all: &[Message], partition: i32, millis: i64) -> i64 {
 
 /// Every window is compared with the same choice from the whole topic.
 #[tokio::test]
-async fn a_window_has_the_messages_of_its_partitions_offsets_and_times() {
+async fn a_window_reads_exactly_its_partitions_offsets_and_times() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);

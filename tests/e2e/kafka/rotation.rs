@@ -100,7 +100,7 @@ async fn nothing_is_lost_while(
 
 // invariant: rotation-under-load
 #[tokio::test(flavor = "multi_thread")]
-async fn a_password_and_a_certificate_that_change_under_load_lose_nothing() {
+async fn a_password_and_certificate_changed_under_load_lose_nothing() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
     // Connections must log in again after this time, so those with a former password end.
     let again = "listener.name.sasl_ssl.scram-sha-256.connections.max.reauth.ms=2000";

@@ -297,7 +297,7 @@ async fn until_heeded(whole: &Access, group: &str, topic: &str, dead: &str) {
 
 // invariant: missing-right
 #[tokio::test]
-async fn each_missing_right_is_one_error_at_the_start_with_the_command_that_grants_it() {
+async fn each_missing_right_is_an_error_at_start_with_its_command() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let users = ["whole", "no-group", "no-read", "no-describe", "no-write"];
     let kafka = SecuredKafka::start_with(&certificates, &users, &[]).await;

@@ -40,7 +40,7 @@ async fn everything_is_received_once_and_committed() {
 
 // invariant: commit-past-unfinished
 #[tokio::test]
-async fn a_commit_never_passes_an_unfinished_message_and_a_restart_resumes_there() {
+async fn commits_and_restarts_never_pass_an_unfinished_message() {
     let kafka = Kafka::shared().await;
     let topic = kafka.new_topic("gap", 2).await;
     let group = unique("group");

@@ -76,33 +76,33 @@ async fn all_from_the_start(source: &KafkaSource, per_partition: usize) -> BTree
 
 // invariant: recreated-topic
 #[tokio::test]
-async fn a_topic_made_again_with_more_messages_is_read_from_its_beginning() {
+async fn a_topic_made_again_with_more_messages_is_read_anew() {
     made_again(QUICK, 3 * BEFORE).await;
 }
 
 // invariant: recreated-topic
 #[tokio::test]
-async fn a_topic_made_again_with_fewer_messages_is_read_from_its_beginning() {
+async fn a_topic_made_again_with_fewer_messages_is_read_anew() {
     made_again(QUICK, BEFORE / 5).await;
 }
 
 // invariant: recreated-topic
 #[tokio::test]
-async fn a_topic_made_again_is_read_from_its_beginning_in_an_eager_group() {
+async fn a_topic_made_again_is_read_anew_in_an_eager_group() {
     made_again(RANGE, 3 * BEFORE).await;
     made_again(RANGE, BEFORE / 5).await;
 }
 
 // invariant: recreated-topic
 #[tokio::test]
-async fn a_topic_made_again_is_read_from_its_beginning_in_the_new_protocol() {
+async fn a_topic_made_again_is_read_anew_in_the_new_protocol() {
     made_again(NEW, 3 * BEFORE).await;
     made_again(NEW, BEFORE / 5).await;
 }
 
 // invariant: recreated-topic
 #[tokio::test]
-async fn a_topic_made_again_is_read_from_the_same_position_where_that_is_wanted() {
+async fn a_topic_made_again_keeps_its_position_where_that_is_wanted() {
     let kafka = Kafka::shared().await;
     let topic = kafka.new_topic("kept", 1).await;
     let group = unique("group");
@@ -173,14 +173,14 @@ async fn comes_back_late(properties: &[(&str, &str)], end: fn(KafkaSource) -> Ka
 
 // invariant: deleted-by-retention
 #[tokio::test]
-async fn messages_that_retention_has_deleted_are_counted_and_the_rest_is_read() {
+async fn messages_that_retention_has_deleted_are_counted_and_skipped() {
     comes_back_late(QUICK, |source| source).await;
     comes_back_late(NEW, |source| source).await;
 }
 
 // invariant: deleted-by-retention
 #[tokio::test]
-async fn a_group_that_begins_at_the_end_does_not_skip_to_it_when_messages_are_deleted() {
+async fn a_group_that_begins_at_the_end_does_not_skip_to_it_on_delete() {
     comes_back_late(QUICK, KafkaSource::from_end).await;
     comes_back_late(RANGE, KafkaSource::from_end).await;
     comes_back_late(NEW, KafkaSource::from_end).await;

@@ -17,7 +17,7 @@ use crate::world::{Running, World, header};
 
 // invariant: outbox-rollback
 #[tokio::test]
-async fn every_kind_of_transaction_publishes_what_it_commits_and_nothing_that_it_rolls_back() {
+async fn every_kind_of_transaction_publishes_only_what_it_commits() {
     let world = World::new().await;
     let message = |key: &str| OutboxMessage::new(&world.topic, key.to_owned()).key(key.to_owned());
 
@@ -83,7 +83,7 @@ async fn every_kind_of_transaction_publishes_what_it_commits_and_nothing_that_it
 }
 
 #[tokio::test]
-async fn payload_key_and_headers_arrive_unchanged_with_the_id_and_in_the_partition_of_the_key() {
+async fn payload_key_headers_and_id_arrive_in_the_keys_partition() {
     let world = World::new().await;
     let payload = b"\0\xff not UTF-8".as_slice();
     let whole = OutboxMessage::new(&world.topic, payload)
@@ -157,7 +157,7 @@ fn partition_of(key: &[u8]) -> i32 {
 }
 
 #[tokio::test]
-async fn a_read_is_limited_by_messages_and_bytes_and_leaves_out_what_is_held_back() {
+async fn a_read_obeys_its_limits_and_leaves_out_what_is_held_back() {
     let world = World::new().await;
     let sized = |bytes: usize, key: &str| {
         OutboxMessage::new(&world.topic, vec![b'x'; bytes]).key(key.to_owned())
@@ -225,7 +225,7 @@ async fn a_read_is_limited_by_messages_and_bytes_and_leaves_out_what_is_held_bac
 
 // invariant: outbox-leader
 #[tokio::test]
-async fn the_lead_belongs_to_one_relay_until_it_resigns_or_its_lease_is_over() {
+async fn one_relay_leads_until_it_resigns_or_its_lease_is_over() {
     let world = World::new().await;
     let outbox = &world.outbox;
     let one = Token::from_bits(1);
@@ -255,7 +255,7 @@ async fn the_lead_belongs_to_one_relay_until_it_resigns_or_its_lease_is_over() {
 
 // invariant: clock-goes-back
 #[tokio::test]
-async fn a_clock_that_goes_back_keeps_the_lead_with_a_dead_relay_for_no_longer_than_its_lease() {
+async fn a_clock_that_goes_back_extends_no_dead_relays_lead() {
     let world = World::new().await;
     let outbox = &world.outbox;
     let one = Token::from_bits(1);

@@ -26,8 +26,7 @@ impl World {
 
 // invariant: outbox-order
 #[tokio::test]
-async fn during_an_outage_of_the_broker_everything_waits_in_the_table_and_is_published_in_order_afterwards()
- {
+async fn in_a_broker_outage_messages_wait_and_then_leave_in_order() {
     let mut broker = KafkaBroker::start().await;
     let world = World::on((*broker).clone()).await;
     let publisher = KafkaPublisher::new(world.kafka.bootstrap())
@@ -168,7 +167,7 @@ async fn what_was_sent_is_kept_for_its_retention_and_then_removed() {
 }
 
 #[tokio::test]
-async fn a_purge_removes_no_more_than_it_may_and_nothing_that_was_not_sent() {
+async fn a_purge_removes_no_more_than_it_may_and_nothing_unsent() {
     let world = World::new().await;
     world.write_for_all(0..4).await;
     assert_eq!(world.outbox.purge(Duration::ZERO, 100).await.unwrap(), 0);

@@ -117,7 +117,7 @@ pub(crate) async fn write_until(
 // invariant: outbox-exactly-once
 // invariant: outbox-order
 #[tokio::test]
-async fn after_ten_kills_a_gated_consumer_has_seen_each_committed_message_once_and_in_order() {
+async fn after_ten_kills_each_commit_is_consumed_once_and_in_order() {
     let seed = fastrand::u64(..);
     println!("seed: {seed}");
     let mut rng = Rng::with_seed(seed);
@@ -171,7 +171,7 @@ async fn after_ten_kills_a_gated_consumer_has_seen_each_committed_message_once_a
 /// lease.
 // invariant: outbox-leader
 #[tokio::test]
-async fn one_of_two_relays_leads_and_the_other_takes_over_after_a_kill_or_a_stop() {
+async fn of_two_relays_one_leads_until_it_is_killed_or_stopped() {
     let world = World::new().await;
     // Long enough for a busy machine to renew it in time.
     let relay = || world.relay().lease(Duration::from_secs(15));

@@ -43,7 +43,7 @@ async fn until_sent(outbox: &SqliteOutbox) {
 
 // invariant: outbox-rollback
 #[tokio::test]
-async fn a_file_publishes_what_was_committed_in_it_and_keeps_it_for_its_retention() {
+async fn a_file_publishes_its_commits_and_keeps_them_for_a_retention() {
     let kafka = Kafka::shared().await;
     let topic = kafka.new_topic("outbox-sqlite", 2).await;
     let folder = tempfile::tempdir().unwrap();
@@ -102,8 +102,7 @@ async fn a_file_publishes_what_was_committed_in_it_and_keeps_it_for_its_retentio
 
 // invariant: clock-goes-back
 #[tokio::test]
-async fn a_clock_that_goes_back_keeps_the_lead_of_a_file_with_a_dead_relay_for_no_longer_than_its_lease()
- {
+async fn a_clock_that_goes_back_extends_no_dead_relays_file_lead() {
     let folder = tempfile::tempdir().unwrap();
     let store = SqliteStore::open(folder.path().join("shop.db"))
         .await

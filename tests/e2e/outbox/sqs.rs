@@ -110,8 +110,7 @@ async fn with_kills(queue: Queue) -> (BTreeMap<String, u32>, BTreeMap<String, Ve
 // invariant: outbox-exactly-once
 // invariant: outbox-order
 #[tokio::test]
-async fn after_ten_kills_a_gated_consumer_of_a_fifo_queue_has_seen_each_committed_message_once_and_in_order()
- {
+async fn after_ten_kills_a_fifo_queue_is_consumed_once_and_in_order() {
     let queue = Sqs::shared().await.new_fifo_queue("outbox").await;
     let (committed, seen) = with_kills(queue).await;
     assert_eq!(
@@ -124,8 +123,7 @@ async fn after_ten_kills_a_gated_consumer_of_a_fifo_queue_has_seen_each_committe
 /// A standard queue has neither keys nor order, and drops no repeats: only the gate does.
 // invariant: outbox-exactly-once
 #[tokio::test]
-async fn after_ten_kills_a_gated_consumer_of_a_standard_queue_has_seen_each_committed_message_once()
-{
+async fn after_ten_kills_a_standard_queue_is_consumed_once() {
     let queue = Sqs::shared().await.new_queue("outbox").await;
     let (committed, seen) = with_kills(queue).await;
     let mut numbers: Vec<u32> = seen.into_values().flatten().collect();
@@ -193,7 +191,7 @@ async fn payload_key_and_headers_arrive_unchanged_with_the_id() {
 /// Each message is in the queue once, whatever happened to its batch: an entry that failed is sent
 /// again, alone or with others, and those beside it are not.
 #[tokio::test]
-async fn messages_travel_in_batches_and_an_entry_that_fails_costs_its_neighbours_nothing() {
+async fn messages_travel_in_batches_and_fail_without_their_neighbours() {
     const COUNT: u32 = 100;
     let sqs = Sqs::shared().await;
     let table = Table::new().await;
@@ -236,7 +234,7 @@ async fn messages_travel_in_batches_and_an_entry_that_fails_costs_its_neighbours
 /// ids.
 // invariant: outbox-order
 #[tokio::test]
-async fn a_lost_answer_of_a_fifo_queue_repeats_nothing_and_keeps_the_order() {
+async fn a_fifo_queues_lost_answer_repeats_nothing_and_keeps_order() {
     const COUNT: u32 = 30;
     let sqs = Sqs::shared().await;
     let table = Table::new().await;
@@ -269,7 +267,7 @@ async fn a_lost_answer_of_a_fifo_queue_repeats_nothing_and_keeps_the_order() {
 
 // invariant: outbox-refused
 #[tokio::test]
-async fn what_a_queue_does_not_take_holds_back_its_key_and_nothing_else() {
+async fn what_a_queue_does_not_take_holds_back_only_its_key() {
     // Unlike ElasticMQ, moto has limits of its queues.
     let moto = Moto::shared().await;
     let table = Table::new().await;

@@ -63,7 +63,7 @@ async fn the_store_conforms() {
 
 // invariant: store-equals-rules
 #[tokio::test]
-async fn the_store_conforms_where_each_transaction_is_given_its_limits() {
+async fn the_store_conforms_with_limits_in_each_transaction() {
     let postgres = Postgres::shared().await;
     hand::store(&postgres).await;
     let client = postgres.connection().await;

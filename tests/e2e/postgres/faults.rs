@@ -161,7 +161,7 @@ async fn what_the_rules_decide_is_as_sure_as_the_straight_way() {
 
 // invariant: key-blocked-in-sql
 #[tokio::test]
-async fn a_client_that_stalls_inside_its_transaction_holds_no_key_for_ever() {
+async fn a_client_that_stalls_in_a_transaction_holds_no_key_for_ever() {
     let postgres = Postgres::shared().await;
     let direct = hand::store(&postgres).await;
     let proxy = Proxy::before(&postgres).await;

@@ -59,7 +59,7 @@ async fn records_are_kept_through_a_pooler_in_transaction_mode() {
 
 // invariant: behind-a-pooler
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pooler_that_loses_prepared_statements_is_refused_with_what_to_set() {
+async fn a_pooler_without_prepared_statements_is_refused_with_a_fix() {
     let server = server().await;
     let pooler = PgBouncer::before(&server, &["max_prepared_statements = 0"]).await;
     let refused = PostgresStore::builder(pooler.url())

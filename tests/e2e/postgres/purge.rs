@@ -117,7 +117,7 @@ async fn a_partitioned_table_is_purged_in_all_its_partitions() {
 
 // invariant: purge-too-slow
 #[tokio::test]
-async fn it_walks_sooner_than_it_must_and_until_nothing_expired_is_left() {
+async fn it_walks_early_and_until_nothing_expired_is_left() {
     const HOUR: Duration = Duration::from_secs(3_600);
     let server = PostgresServer::start().await;
     hand::store(&server).await;
@@ -143,7 +143,7 @@ async fn it_walks_sooner_than_it_must_and_until_nothing_expired_is_left() {
 }
 
 #[tokio::test]
-async fn the_age_of_the_oldest_expired_record_is_told_while_it_is_there() {
+async fn the_age_of_the_oldest_expired_record_is_told_while_present() {
     let server = PostgresServer::start().await;
     let store = hand::store(&server).await;
     let mut client = server.connection().await;

@@ -277,7 +277,7 @@ async fn who_cannot_connect_is_told_why_but_no_secret() {
 
 // invariant: key-blocked-in-sql, store-starts-late
 #[tokio::test]
-async fn a_server_that_starts_late_is_waited_for_as_long_as_it_is_told() {
+async fn a_late_server_is_waited_for_as_long_as_it_is_told() {
     let mut server = PostgresServer::start().await;
     PostgresStore::connect(server.url())
         .await

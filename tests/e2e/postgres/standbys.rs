@@ -139,7 +139,7 @@ fn completing(store: &Arc<PostgresStore>, key: &StoreKey, owner: Token) -> JoinH
 
 // invariant: standby-missing
 #[tokio::test]
-async fn a_completion_whose_wait_was_cut_short_is_not_answered_before_a_standby_has_it() {
+async fn a_cut_wait_answers_no_completion_before_a_standby_has_it() {
     let (server, opened, client) = server().await;
     for store in [opened, pooled(&server).await] {
         let key = key(&scope(), 1);
@@ -164,7 +164,7 @@ async fn a_completion_whose_wait_was_cut_short_is_not_answered_before_a_standby_
 
 // invariant: standby-missing
 #[tokio::test]
-async fn what_is_found_settled_is_not_answered_before_a_standby_has_it() {
+async fn what_is_found_settled_is_answered_once_a_standby_has_it() {
     let (server, store, client) = server().await;
     let key = key(&scope(), 1);
     let owner = token();
@@ -296,7 +296,7 @@ async fn cut_twice(
 
 // invariant: standby-missing
 #[tokio::test]
-async fn a_transaction_whose_waits_were_cut_short_is_not_acknowledged_before_a_standby_has_it() {
+async fn cut_waits_ack_no_transaction_before_a_standby_has_it() {
     let (server, store, _) = server().await;
     let own = store.transactions().unwrap();
     let pooled = store.transactions_of(pool(&server));
@@ -314,8 +314,7 @@ async fn a_transaction_whose_waits_were_cut_short_is_not_acknowledged_before_a_s
 
 // invariant: standby-missing
 #[tokio::test]
-async fn a_transaction_of_sqlx_whose_waits_were_cut_short_is_not_acknowledged_before_a_standby_has_it()
- {
+async fn cut_waits_ack_no_sqlx_transaction_before_a_standby_has_it() {
     let (server, store, _) = server().await;
     let pay = Pay::default();
     let pool = sqlx::PgPool::connect(server.url()).await.unwrap();

@@ -170,7 +170,7 @@ async fn the_tables_are_made_once_by_who_may() {
 }
 
 #[tokio::test]
-async fn who_makes_the_tables_waits_for_others_who_do_longer_than_for_an_answer() {
+async fn creating_the_tables_waits_for_others_beyond_the_timeout() {
     const ANSWER: Duration = Duration::from_millis(200);
     let server = PostgresServer::start().await;
     // Another session is creating the tables.

@@ -137,7 +137,7 @@ async fn the_store_conforms_on_a_cluster() {
 }
 
 #[tokio::test]
-async fn keys_spread_over_the_nodes_and_each_batch_is_one_pipeline_per_node() {
+async fn keys_spread_over_nodes_and_a_batch_is_a_pipeline_per_node() {
     let mut cluster = RedisCluster::start().await;
     // One of the nodes is enough to find the others.
     let url = cluster.url().split(',').next().unwrap().to_owned();

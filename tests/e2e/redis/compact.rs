@@ -70,7 +70,7 @@ async fn a_completed_key_takes_at_most_45_bytes() {
 }
 
 #[tokio::test]
-async fn what_is_over_leaves_its_bucket_while_others_come_and_the_bucket_goes_when_none_do() {
+async fn expired_keys_leave_a_bucket_and_an_unused_bucket_expires() {
     let redis = Redis::shared().await;
     let store = timeless(redis.url()).compact(100).connect().await.unwrap();
     let scope = scope();
@@ -235,7 +235,7 @@ async fn a_scope_is_opened_as_it_was_kept_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn what_is_no_completion_in_a_bucket_is_an_error_and_stays_untouched() {
+async fn what_is_no_completion_in_a_bucket_is_an_error_and_stays() {
     let redis = Redis::shared().await;
     let store = timeless(redis.url())
         .compact(1_000)
@@ -287,7 +287,7 @@ async fn what_is_no_completion_in_a_bucket_is_an_error_and_stays_untouched() {
 }
 
 #[tokio::test]
-async fn the_rights_for_buckets_are_enough_and_each_is_missed_before_the_first_message() {
+async fn the_rights_for_buckets_suffice_and_each_is_missed_at_once() {
     let server = RedisServer::start().await;
     let hand = Hand::on(&server).await;
     let scope = scope();
@@ -326,7 +326,7 @@ async fn the_rights_for_buckets_are_enough_and_each_is_missed_before_the_first_m
 }
 
 #[tokio::test]
-async fn a_forgotten_bucket_is_noticed_and_one_that_is_there_raises_no_alarm() {
+async fn only_a_forgotten_bucket_raises_an_alarm() {
     let server = RedisServer::start().await;
     let builder = RedisStore::builder(server.url()).compact(1_000);
     let store = builder

@@ -49,7 +49,7 @@ async fn until_held(store: &RedisStore, key: &StoreKey, operation: Operation) ->
 
 // invariant: durability-before-ack
 #[tokio::test]
-async fn what_a_replica_does_not_have_does_not_count_and_neither_does_what_was_found_completed() {
+async fn what_a_replica_does_not_have_does_not_count_even_when_found() {
     does_not_count(pair().await).await;
 }
 
@@ -192,7 +192,7 @@ async fn first_byte(server: &Hand, key: &StoreKey) -> Option<u8> {
 
 // invariant: lost-reply
 #[tokio::test]
-async fn a_completion_does_not_count_when_its_own_reply_came_and_that_of_the_wait_did_not() {
+async fn a_completion_does_not_count_when_only_its_own_reply_came() {
     let pair = pair().await;
     let level = Durability::Replicas {
         count: 1,
@@ -221,7 +221,7 @@ async fn a_completion_does_not_count_when_its_own_reply_came_and_that_of_the_wai
 
 // invariant: replicas-that-lag
 #[tokio::test]
-async fn pipelines_behind_a_wait_that_lags_are_answered_and_their_connection_stays() {
+async fn pipelines_behind_a_lagging_wait_keep_their_connection() {
     let pair = pair().await;
     // Each pipeline waits for the whole second, and the third for the two before it as well.
     let level = Durability::Replicas {
@@ -293,7 +293,7 @@ async fn the_rights_for_waiting_are_asked_for_and_enough() {
 }
 
 #[tokio::test]
-async fn a_full_primary_ends_what_runs_and_answers_what_is_settled_as_durably() {
+async fn a_full_primary_still_completes_and_answers_as_durably() {
     let pair = pair().await;
     let store = waiting_store(&pair).await;
     let hand = Hand::on(&pair.primary).await;
@@ -330,7 +330,7 @@ async fn a_full_primary_ends_what_runs_and_answers_what_is_settled_as_durably() 
 
 // invariant: durability-before-ack
 #[tokio::test]
-async fn scripts_that_vanish_do_not_make_a_write_count_without_its_replica() {
+async fn scripts_that_vanish_make_no_write_count_without_its_replica() {
     let pair = pair().await;
     let store = waiting_store(&pair).await;
     let hand = Hand::on(&pair.primary).await;
@@ -365,7 +365,7 @@ async fn scripts_that_vanish_do_not_make_a_write_count_without_its_replica() {
 }
 
 #[tokio::test]
-async fn disks_are_refused_at_once_where_the_server_cannot_wait_for_them() {
+async fn disks_are_refused_where_the_server_cannot_wait_for_them() {
     let server = RedisServer::start().await;
     let level = Durability::Fsync {
         replicas: 0,

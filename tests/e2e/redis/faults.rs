@@ -45,7 +45,7 @@ fn granted_as(attempt: u8, reply: &Reply) -> bool {
 }
 
 #[tokio::test]
-async fn a_repeat_with_the_same_token_finds_out_what_a_lost_reply_said() {
+async fn a_repeat_with_the_same_token_learns_what_a_lost_reply_said() {
     let redis = Redis::shared().await;
     let proxy = Proxy::before(&redis).await;
     let store = unwatched(&proxy).connect().await.unwrap();
@@ -116,7 +116,7 @@ async fn heartbeats_do_not_queue_behind_bulk() {
 }
 
 #[tokio::test]
-async fn an_answer_that_does_not_come_in_time_is_unknown_and_the_connection_is_replaced() {
+async fn an_answer_that_does_not_come_in_time_is_unknown() {
     let redis = Redis::shared().await;
     let proxy = Proxy::before(&redis).await;
     // On a busy machine any answer may come too late: only the last call is about one that is held
@@ -144,7 +144,7 @@ async fn an_answer_that_does_not_come_in_time_is_unknown_and_the_connection_is_r
 }
 
 #[tokio::test]
-async fn a_store_whose_server_stops_and_starts_again_resumes_by_itself() {
+async fn a_store_whose_server_restarts_resumes_by_itself() {
     let mut server = RedisServer::synced().await;
     let store = RedisStore::connect(server.url()).await.unwrap();
     let scope = scope();

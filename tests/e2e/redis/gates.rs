@@ -14,8 +14,7 @@ use crate::losses::{LIMIT, loss_noticed, store};
 
 // invariant: clock-goes-back
 #[tokio::test]
-async fn a_dead_owner_keeps_its_key_no_longer_than_the_longest_lease_of_the_scope_after_the_clock_has_gone_back()
- {
+async fn a_clock_that_goes_back_adds_at_most_the_longest_lease() {
     let server = RedisServer::start().await;
     let hand = Hand::on(&server).await;
     let store = store(server.url()).await;
@@ -75,7 +74,7 @@ async fn a_dead_owner_keeps_its_key_no_longer_than_the_longest_lease_of_the_scop
 
 // invariant: halt-without-loss
 #[tokio::test]
-async fn a_store_that_outlives_its_gate_knows_that_a_loss_was_accepted() {
+async fn a_store_that_outlives_its_gate_knows_of_an_accepted_loss() {
     let server = RedisServer::start().await;
     let kept = store(server.url()).await;
     let operator = store(server.url()).await;
@@ -124,7 +123,7 @@ async fn a_store_that_outlives_its_gate_knows_that_a_loss_was_accepted() {
 }
 
 #[tokio::test]
-async fn a_gate_tells_of_the_loss_and_counts_the_runs_that_it_may_have_added() {
+async fn a_gate_tells_of_a_loss_and_counts_runs_it_may_have_added() {
     let server = RedisServer::start().await;
     let store = store(server.url()).await;
     let counters = Arc::new(Counters::default());

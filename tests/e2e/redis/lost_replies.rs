@@ -218,7 +218,7 @@ async fn settled(store: &RedisStore, key: &StoreKey) {
 
 // invariant: lost-reply
 #[tokio::test]
-async fn a_lost_reply_is_never_an_answer_and_its_repeat_says_what_it_said() {
+async fn a_lost_reply_is_never_an_answer_and_its_repeat_tells_it() {
     let redis = Redis::shared().await;
     let each = async |of: fn(RedisBuilder) -> RedisBuilder| {
         let proxy = Proxy::before(&redis).await;
@@ -272,7 +272,7 @@ async fn every_reply_is_lost_once(proxy: &Proxy, store: RedisStore) {
 
 // invariant: lost-reply
 #[tokio::test]
-async fn a_pipeline_whose_replies_break_off_has_no_false_answer_and_its_repeats_say_what_it_said() {
+async fn a_pipeline_whose_replies_break_off_gets_no_false_answer() {
     let redis = Redis::shared().await;
     let each = async |of: fn(RedisBuilder) -> RedisBuilder, passing| {
         let proxy = Proxy::before(&redis).await;

@@ -63,7 +63,7 @@ async fn the_fewest_rights_are_enough() {
 
 // invariant: neighbours-in-a-batch
 #[tokio::test]
-async fn a_key_that_is_forbidden_or_no_record_is_no_matter_of_those_it_travels_with() {
+async fn a_forbidden_or_spoilt_key_fails_alone_in_its_batch() {
     let server = RedisServer::start().await;
     let hand = Hand::on(&server).await;
     let scope = scope();
@@ -123,7 +123,7 @@ async fn a_key_that_is_forbidden_or_no_record_is_no_matter_of_those_it_travels_w
 
 // invariant: server-not-trusted
 #[tokio::test]
-async fn each_right_that_is_missing_is_missed_before_the_first_message() {
+async fn each_missing_right_is_found_before_the_first_message() {
     let server = RedisServer::start().await;
     let hand = Hand::on(&server).await;
     let scope = scope();

@@ -54,7 +54,7 @@ async fn a_store_outlives_the_runtime_on_which_it_was_connected() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn an_answer_that_comes_while_every_thread_is_blocked_is_no_lost_answer() {
+async fn an_answer_that_comes_while_all_threads_are_blocked_counts() {
     const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
     let mut server = RedisServer::synced().await;
     // On a busy machine the greeting may take longer than that.

@@ -54,7 +54,7 @@ async fn a_demoted_primary_is_dropped_and_the_new_one_found() {
 }
 
 #[tokio::test]
-async fn a_primary_that_dies_is_replaced_and_a_sentinel_that_dies_is_not_missed() {
+async fn a_dead_primary_is_replaced_and_a_dead_sentinel_not_missed() {
     let mut watched = RedisSentinels::start().await;
     watched.kill_sentinel(2);
     let store = RedisStore::connect(&watched.url()).await.unwrap();

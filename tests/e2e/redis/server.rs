@@ -75,7 +75,7 @@ async fn scripts_that_vanish_from_under_a_pipeline_are_repaired() {
 }
 
 #[tokio::test]
-async fn a_record_without_an_expiry_is_the_same_to_everything_that_reads_it() {
+async fn a_record_without_an_expiry_is_the_same_to_every_reader() {
     let server = RedisServer::start().await;
     let hand = Hand::on(&server).await;
     let builder = RedisStore::builder(server.url());

@@ -31,7 +31,7 @@ async fn has_everything(primary: &Hand, replica: &Hand) {
 
 // invariant: shard-down
 #[tokio::test]
-async fn a_shard_that_is_down_answers_for_its_own_keys_alone_until_its_replica_takes_over() {
+async fn a_shard_that_is_down_fails_its_own_keys_until_the_takeover() {
     let mut cluster = RedisCluster::start().await;
     let store = RedisStore::connect(&cluster.url()).await.unwrap();
     let hands = hands(&mut cluster).await;
@@ -106,7 +106,7 @@ async fn until_answered_owned(store: &RedisStore, key: &StoreKey, operation: Ope
 }
 
 #[tokio::test]
-async fn a_cluster_that_is_down_as_a_whole_answers_nothing_and_resumes() {
+async fn a_cluster_down_as_a_whole_answers_nothing_and_resumes() {
     // A node must come back with all that it has answered: see `RedisServer::synced`.
     let settings = [
         "--cluster-require-full-coverage",
@@ -153,7 +153,7 @@ async fn a_cluster_that_is_down_as_a_whole_answers_nothing_and_resumes() {
 }
 
 #[tokio::test]
-async fn on_a_cluster_too_a_record_counts_when_the_replica_of_its_shard_has_it() {
+async fn on_a_cluster_a_record_counts_once_its_shards_replica_has_it() {
     let mut cluster = RedisCluster::start().await;
     let level = Durability::Replicas {
         count: 1,

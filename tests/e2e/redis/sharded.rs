@@ -46,7 +46,7 @@ async fn claim_and_complete(store: &RedisStore, scope: &Scope, first: u128) {
 
 // invariant: hidden-shards
 #[tokio::test]
-async fn after_the_first_refusal_of_keys_in_several_slots_each_key_is_asked_for_alone() {
+async fn after_one_crossslot_refusal_each_key_is_asked_for_alone() {
     let mut cluster = RedisCluster::start_single().await;
     let proxy = Proxy::before(cluster.node(0)).await;
     proxy.rewrite("cluster_enabled:1", "cluster_enabled:0");

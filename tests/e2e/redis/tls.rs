@@ -37,7 +37,7 @@ async fn server_with(
 
 // invariant: server-not-trusted
 #[tokio::test]
-async fn a_server_is_believed_when_its_certificate_names_it_and_its_authority_is_known() {
+async fn a_servers_certificate_needs_its_name_and_a_known_authority() {
     let certificates = Certificates::for_names("DNS:localhost");
     let port = LoopbackPort::reserve();
     let _server = server(&certificates, &port).await;
@@ -190,7 +190,7 @@ fn builder(url: &str, certificates: &Certificates) -> RedisBuilder {
 
 // invariant: server-not-trusted
 #[tokio::test]
-async fn a_cluster_is_reached_by_tls_and_so_is_every_node_that_it_names() {
+async fn a_cluster_and_every_node_it_names_are_reached_by_tls() {
     let certificates = by_address();
     let cluster = RedisCluster::start_tls(&certificates).await;
     // The others are known from its answer alone.
@@ -219,7 +219,7 @@ async fn a_cluster_is_reached_by_tls_and_so_is_every_node_that_it_names() {
 }
 
 #[tokio::test]
-async fn sentinels_and_the_primary_that_they_name_are_reached_by_tls_also_after_a_failover() {
+async fn sentinels_and_each_primary_they_name_are_reached_by_tls() {
     let certificates = by_address();
     let watched = RedisSentinels::start_tls(&certificates).await;
     let store = builder(&watched.tls_url(), &certificates)

@@ -123,7 +123,7 @@ async fn a_damaged_file_is_never_an_answer() {
 }
 
 #[tokio::test]
-async fn results_are_their_owners_alone_and_a_wrong_folder_is_refused_by_name() {
+async fn results_are_private_and_a_wrong_folder_is_refused_by_name() {
     let place = tempdir().unwrap();
     let folder = place.path().join("results");
     drop(ObjectResults::folder(&folder).unwrap());

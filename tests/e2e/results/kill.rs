@@ -76,7 +76,7 @@ impl Scene {
 
 // invariant: result-not-stored
 #[tokio::test]
-async fn a_kill_between_object_and_completed_leaves_an_orphan_and_a_rerun() {
+async fn a_kill_between_object_and_completed_means_orphan_and_rerun() {
     for (point, effects, objects) in [
         ("before-put", 2, 1),
         ("after-put", 2, 2),

@@ -106,7 +106,7 @@ async fn messages_that_come_one_at_a_time_are_deleted_together() {
 /// A standard queue may do so; and so does a delete that comes too late.
 // invariant: delivered-after-delete
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_comes_after_its_delete_is_answered_by_its_record() {
+async fn a_delivery_after_the_delete_is_answered_by_the_record() {
     let (stage, proxy) = stage_and_proxy().await;
     stage.send([7]).await;
     let clerk = Clerk::new();
@@ -124,7 +124,7 @@ async fn a_message_that_comes_after_its_delete_is_answered_by_its_record() {
 /// one.
 // invariant: delivered-after-delete
 #[tokio::test(flavor = "multi_thread")]
-async fn a_delete_that_comes_too_late_costs_a_duplicate_and_no_second_effect() {
+async fn a_late_delete_costs_a_duplicate_and_no_second_effect() {
     let (stage, proxy) = stage_and_proxy().await;
     stage.send([7]).await;
     let first = Clerk::waiting();

@@ -73,7 +73,7 @@ async fn groups_keep_their_order(sqs: &Sqs, groups: u32, concurrency: u32) -> us
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn groups_keep_their_order_and_run_beside_each_other_on_elasticmq() {
+async fn groups_keep_their_order_side_by_side_on_elasticmq() {
     let at_once = groups_keep_their_order(&Sqs::shared().await, 12, 64).await;
     assert!(at_once > 1, "groups run beside each other");
 }
@@ -91,7 +91,7 @@ async fn groups_keep_their_order_on_moto() {
 /// The second of three fails for ever. The third must not run before the second is a dead letter.
 // invariant: fifo-order
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_later_of_a_group_runs_before_its_poison_message_is_buried() {
+async fn nothing_later_of_a_group_runs_before_its_poison_is_buried() {
     let stage = Stage::fifo_on(&Sqs::shared().await).await;
     stage
         .queue

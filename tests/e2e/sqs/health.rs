@@ -77,7 +77,7 @@ fn brings_nothing(health: &Health) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_killed_or_stalled_makes_the_consumer_unready_until_it_is_back() {
+async fn a_killed_or_stalled_server_makes_it_unready_until_it_is_back() {
     let mut server = ElasticmqServer::start_durable().await;
     let stage = Stage::on(&server).await;
     let clerk = Clerk::new();
@@ -128,7 +128,7 @@ async fn a_server_that_is_killed_or_stalled_makes_the_consumer_unready_until_it_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rights_that_are_taken_away_are_a_reason_with_the_servers_words() {
+async fn revoked_rights_are_a_reason_in_the_servers_words() {
     let sqs = Sqs::shared().await;
     let proxy = SqsProxy::before(&sqs).await;
     let stage = Stage::on(&sqs).await.through(&proxy);
@@ -224,8 +224,7 @@ fn large(id: u32, bytes: usize) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn letters_that_do_not_fit_hold_up_no_other_message_and_a_limit_that_is_raised_counts_at_once()
- {
+async fn too_large_letters_delay_no_others_and_a_raised_limit_counts() {
     const GOOD: u32 = 40;
     let sqs = Moto::shared().await.sqs().clone();
     let stage = Stage::on(&sqs).await;
@@ -325,8 +324,7 @@ async fn when_only_letters_are_left_the_consumer_is_not_ready() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn attributes_are_left_out_of_a_letter_that_would_not_fit_and_it_is_not_redriven_without_them()
- {
+async fn a_letter_that_had_to_omit_attributes_is_not_redriven() {
     let sqs = Moto::shared().await.sqs().clone();
     let stage = Stage::on(&sqs).await;
     stage

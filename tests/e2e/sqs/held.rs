@@ -72,7 +72,7 @@ async fn a_handler_that_blocks_its_thread_keeps_its_message() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn extensions_go_in_batches_and_a_part_that_fails_is_repeated_in_time() {
+async fn extensions_go_in_batches_and_failed_parts_repeat_in_time() {
     const MESSAGES: u64 = 20;
     let sqs = Sqs::shared().await;
     let proxy = SqsProxy::before(&sqs).await;
@@ -119,7 +119,7 @@ async fn extensions_go_in_batches_and_a_part_that_fails_is_repeated_in_time() {
 /// it.
 // invariant: delete-after-loss
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_is_lost_in_mid_handler_is_cancelled_and_not_deleted() {
+async fn a_message_that_is_lost_in_mid_handler_is_cancelled_not_acked() {
     let sqs = Sqs::shared().await;
     let proxy = SqsProxy::before(&sqs).await;
     let stage = Stage::on(&sqs).await.through(&proxy);
@@ -159,7 +159,7 @@ async fn a_message_that_is_lost_in_mid_handler_is_cancelled_and_not_deleted() {
 /// the second consumer, and the first must leave it alone from then on.
 // invariant: delete-after-loss
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_cannot_extend_gives_way_before_the_next_one_runs() {
+async fn a_worker_that_cannot_extend_gives_way_before_the_next_runs() {
     let sqs = Sqs::shared().await;
     let proxy = SqsProxy::before(&sqs).await;
     let stage = Stage::on(&sqs).await.through(&proxy);

@@ -10,7 +10,7 @@ const KILLS: usize = 6;
 
 // invariant: queue-message-lost
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_of_a_queue_is_lost_and_every_second_effect_is_explained_by_a_kill() {
+async fn nothing_of_a_queue_is_lost_and_second_effects_are_by_kills() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);

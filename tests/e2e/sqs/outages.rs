@@ -36,7 +36,7 @@ async fn a_killed_queue_server_is_waited_for_and_nothing_is_lost() {
 /// Nothing is received that could not be handled, and what is held stays held.
 // invariant: receive-without-handler
 #[tokio::test(flavor = "multi_thread")]
-async fn while_the_store_is_away_nothing_is_received_and_what_is_held_stays() {
+async fn in_a_store_outage_nothing_is_received_and_held_ones_stay() {
     const MESSAGES: u32 = 30;
     let sqs = Sqs::shared().await;
     let proxy = SqsProxy::before(&sqs).await;
@@ -85,7 +85,7 @@ async fn while_the_store_is_away_nothing_is_received_and_what_is_held_stays() {
 
 // invariant: result-of-an-outage
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_of_a_queue_that_ends_during_an_outage_longer_than_its_lease_runs_once() {
+async fn a_queue_handler_that_ends_in_a_long_outage_runs_once() {
     let sqs = Sqs::shared().await;
     let mut redis = RedisServer::synced().await;
     let stage = Stage::on(&sqs).await.with_redis(&redis);

@@ -83,7 +83,7 @@ async fn redrive_after(sqs: &Sqs, queue: &Queue, receives: u32, to: &Queue) {
 /// The policy lets it be received twice, and it needs three attempts: the last ones must not go
 /// through the queue.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_redrive_policy_does_not_take_a_message_that_still_has_attempts() {
+async fn the_redrive_policy_takes_no_message_with_attempts_left() {
     let sqs = Sqs::shared().await;
     let stage = Stage::on(&sqs).await;
     let redriven = sqs.new_queue("redriven").await;
@@ -216,7 +216,7 @@ async fn the_back_off_of_the_consumer_is_the_visibility_of_the_retry() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_its_handler_wants_later_goes_back_to_the_queue_and_nothing_is_counted() {
+async fn a_message_wanted_later_goes_back_to_the_queue_uncounted() {
     const LATER: u32 = MAX_ATTEMPTS + 2;
     let sqs = Sqs::shared().await;
     let stage = Stage::on(&sqs).await;

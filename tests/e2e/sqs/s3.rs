@@ -71,7 +71,7 @@ impl Place {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payload_in_s3_is_charged_once_and_its_letter_has_the_pointer() {
+async fn a_payload_in_s3_is_charged_once_and_its_letter_points_there() {
     let place = Place::new().await;
     // Duplicates: each send has an object, and so a pointer, of its own. One comes without S3.
     place.send(&[], &[body(1), body(2), body(1), body(3)]).await;

@@ -107,7 +107,7 @@ async fn said_at_start(source: &SqsSource, terms: Terms) -> String {
 }
 
 #[tokio::test]
-async fn a_redrive_policy_that_strikes_before_the_last_attempt_is_said_in_words() {
+async fn a_redrive_policy_before_the_last_attempt_is_warned_of() {
     let stage = Stage::on(&Sqs::shared().await).await;
     let terms = Terms {
         max_attempts: 4,

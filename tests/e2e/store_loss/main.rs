@@ -62,7 +62,7 @@ async fn flush(redis: &Redis) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_emptied_redis_is_noticed_by_idle_members_and_by_those_that_answered_duplicates_alone() {
+async fn an_emptied_redis_is_noticed_by_idle_and_replaying_members() {
     let server = RedisServer::start().await;
     let payments = Payments::new().await;
     let connect = async || RedisStore::connect(server.url()).await.unwrap();
@@ -119,7 +119,7 @@ async fn an_emptied_redis_is_noticed_by_idle_members_and_by_those_that_answered_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redis_that_came_back_empty_is_noticed_by_a_process_that_starts_afterwards() {
+async fn a_redis_that_came_back_empty_is_noticed_at_the_next_start() {
     let mut server = RedisServer::start().await;
     let payments = Payments::new().await;
     let group = unique("loss");
@@ -143,8 +143,7 @@ async fn a_redis_that_came_back_empty_is_noticed_by_a_process_that_starts_afterw
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_that_is_new_to_oncegate_or_to_the_scope_raises_no_alarm_and_a_move_to_another_store_does()
- {
+async fn a_new_group_raises_no_alarm_and_a_change_of_store_does() {
     let first = RedisServer::start().await;
     let second = RedisServer::start().await;
     let mut payments = Payments::new().await;
@@ -213,7 +212,7 @@ async fn a_fleet_that_may_go_on_counts_one_loss_for_each_process() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_emptied_shard_of_a_cluster_is_noticed_by_a_process_that_starts_afterwards() {
+async fn an_emptied_shard_of_a_cluster_is_noticed_at_the_next_start() {
     let mut cluster = RedisCluster::start().await;
     let payments = Payments::new().await;
     let gate = payments.gate(
@@ -250,7 +249,7 @@ async fn an_emptied_shard_of_a_cluster_is_noticed_by_a_process_that_starts_after
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_of_sqlite_that_was_put_back_is_noticed_by_running_processes_and_by_later_ones() {
+async fn a_restored_sqlite_file_is_noticed_while_running_and_later() {
     let folder = tempfile::tempdir().unwrap();
     let payments = Payments::new().await;
     let file = folder.path().join("records.db");

@@ -10,8 +10,7 @@ use super::payments::Payments;
 use super::{LIMIT, MESSAGES, payment, until_refused};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backup_of_postgresql_that_was_put_back_is_noticed_by_running_processes_and_by_later_ones()
- {
+async fn a_restored_postgresql_is_noticed_while_running_and_later() {
     let server = PostgresServer::start().await;
     let payments = Payments::new().await;
     let database = server.database().await;
@@ -55,8 +54,7 @@ async fn a_backup_of_postgresql_that_was_put_back_is_noticed_by_running_processe
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_standby_of_postgresql_that_lagged_is_noticed_when_it_takes_over_and_one_that_did_not_lag_raises_no_alarm()
- {
+async fn a_standbys_takeover_raises_an_alarm_only_if_it_lagged() {
     for lags in [false, true] {
         let mut primary = PostgresServer::start().await;
         let payments = Payments::new().await;

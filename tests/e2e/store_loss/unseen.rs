@@ -52,7 +52,7 @@ async fn complete_until_refused(gate: Gate, completed: Arc<AtomicU64>) -> String
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_standby_that_lagged_for_a_moment_is_noticed_by_a_process_that_never_pauses() {
+async fn a_brief_standby_lag_is_noticed_by_a_process_without_pause() {
     let mut primary = PostgresServer::start().await;
     let payments = Payments::new().await;
     let direct = PostgresStore::connect(primary.url()).await.unwrap();
@@ -247,7 +247,7 @@ async fn until_completed(completed: &AtomicU64, count: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_only_answers_duplicates_notices_that_a_record_which_answered_one_is_gone() {
+async fn answering_duplicates_alone_notices_that_a_record_is_gone() {
     let server = RedisServer::start().await;
     let payments = Payments::new().await;
     let connect = async || RedisStore::connect(server.url()).await.unwrap();

@@ -61,7 +61,7 @@ async fn store_with_a_password(redis: &RedisServer) -> RedisStore {
 
 // invariant: secrets-in-telemetry
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_of_a_message_or_a_password_is_logged_traced_counted_or_shown() {
+async fn no_message_content_or_password_shows_up_in_telemetry() {
     let stage = Stage::new("canary").await;
     let redis = RedisServer::start().await;
     let seen = seen();

@@ -66,7 +66,7 @@ fn the_documented_metrics_are_those_of_the_code() {
 
 // invariant: alert-cannot-fire
 #[test]
-fn every_alert_is_documented_and_every_documented_alert_is_there() {
+fn the_documented_alerts_are_those_of_the_rules() {
     let rules = read("monitoring/prometheus/rules.yml");
     let page = read("docs/OBSERVABILITY.md");
     let alerts: BTreeSet<_> = rules
@@ -144,7 +144,7 @@ fn exists(name: &str, labels: &[&str]) -> Result<(), String> {
 
 // invariant: metrics-documented
 #[test]
-fn every_query_of_rules_and_dashboard_asks_for_a_metric_that_there_is() {
+fn rules_and_dashboard_query_only_metrics_that_exist() {
     let mut asked = BTreeSet::new();
     for path in [
         "monitoring/prometheus/rules.yml",
@@ -169,7 +169,7 @@ fn every_query_of_rules_and_dashboard_asks_for_a_metric_that_there_is() {
 }
 
 #[test]
-fn the_dashboard_asks_the_data_source_that_was_chosen_and_its_panels_have_places_of_their_own() {
+fn dashboard_panels_use_the_chosen_source_and_do_not_overlap() {
     let dashboard: serde_json::Value =
         serde_json::from_str(&read("monitoring/grafana/dashboards/oncegate.json")).unwrap();
     let mut places = BTreeSet::new();

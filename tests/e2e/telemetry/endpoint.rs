@@ -149,7 +149,7 @@ async fn every_published_metric_is_in_the_catalogue_with_its_kind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_is_away_makes_it_unready_with_the_reason_and_keeps_it_alive() {
+async fn a_store_outage_makes_it_unready_with_a_reason_yet_alive() {
     let stage = Stage::new("probes").await;
     let mut redis = RedisServer::synced().await;
     let running = stage
@@ -221,7 +221,7 @@ async fn the_page_answers_only_under_known_names_and_probes_under_any() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recorder_of_the_programs_own_gets_the_same_and_no_second_endpoint() {
+async fn a_programs_own_recorder_gets_the_metrics_and_no_endpoint() {
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
     let rendered = recorder.handle();
     let telemetry = Telemetry::with_recorder(recorder);

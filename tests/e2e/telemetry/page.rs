@@ -63,7 +63,7 @@ async fn chromium(server: &HttpServer, options: &[&str]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_browser_shows_partitions_verdicts_dead_letters_and_the_promise() {
+async fn a_browser_shows_partitions_verdicts_letters_and_promise() {
     let stage = Stage::new("page").await;
     let redis = Redis::shared().await;
     let handler = async |message: Message, attempt: Attempt| {

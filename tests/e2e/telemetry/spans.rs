@@ -46,7 +46,7 @@ async fn spans(stage: &Stage, count: usize) -> Vec<SpanData> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_attempt_and_every_duplicate_has_a_span_in_its_producers_trace() {
+async fn attempts_and_duplicates_have_spans_in_the_producers_trace() {
     seen();
     let stage = Stage::new("spans").await;
     let redis = Redis::shared().await;
@@ -106,7 +106,7 @@ async fn every_attempt_and_every_duplicate_has_a_span_in_its_producers_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_span_may_be_linked_instead_and_has_a_trace_of_its_own_without_a_producer() {
+async fn a_linked_span_or_one_without_a_producer_has_its_own_trace() {
     seen();
     let stage = Stage::new("links").await;
     let redis = Redis::shared().await;
@@ -158,7 +158,7 @@ impl BatchHandler for FailsOnce {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_call_of_a_batch_has_a_span_that_is_linked_to_its_producers() {
+async fn a_batch_call_has_a_span_linked_to_its_producers() {
     seen();
     let stage = Stage::new("batch-spans").await;
     let redis = Redis::shared().await;

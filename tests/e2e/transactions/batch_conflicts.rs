@@ -50,7 +50,7 @@ async fn two_workers(place: &Place, work: [Transactional; 2], pay: &PayAll, what
 
 // invariant: transactional-beside-another
 #[tokio::test(flavor = "multi_thread")]
-async fn of_batches_with_the_same_payments_one_charges_each_and_the_other_gets_its_result() {
+async fn batches_with_equal_payments_charge_once_and_share_results() {
     for client in GIVEN {
         let place = Place::new(client).await;
         let pay = PayAll::new(&place, Bad::No);
@@ -77,7 +77,7 @@ async fn of_batches_with_the_same_payments_one_charges_each_and_the_other_gets_i
 
 // invariant: transactional-beside-another
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_that_another_transaction_holds_waits_and_its_neighbours_are_charged() {
+async fn a_key_held_by_another_transaction_holds_up_no_neighbours() {
     for client in [Client::TokioPostgres, Client::Sqlx] {
         let place = Place::new(client).await;
         // Another session has written a record for payment 7, and does not go on.
@@ -149,7 +149,7 @@ impl TransactionalBatchHandler<PostgresTransaction> for CrossAll {
 
 // invariant: conflict-costs-attempt
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deadlock_or_serialization_failure_repeats_the_batch_and_costs_no_attempt() {
+async fn a_deadlock_or_serialization_failure_costs_no_batch_attempt() {
     for isolation in ISOLATIONS {
         let place = Place::new(Client::TokioPostgres).await;
         let setup = format!("INSERT INTO {} VALUES (101, 0), (102, 0)", place.till.table);
@@ -203,7 +203,7 @@ async fn a_deadlock_or_serialization_failure_repeats_the_batch_and_costs_no_atte
 
 // invariant: ack-without-commit
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_whose_commit_is_not_answered_is_settled_by_each_record() {
+async fn a_batch_whose_commit_is_not_answered_is_settled_by_records() {
     const PAYMENTS: i64 = 12;
     for cut in ["before", "sent", "answered"] {
         let place = Place::new(Client::TokioPostgres).await;
@@ -273,7 +273,7 @@ impl Place {
 
 // invariant: conflict-costs-attempt
 #[tokio::test(flavor = "multi_thread")]
-async fn serialization_failures_at_the_first_statement_are_no_outage_and_cost_no_attempt() {
+async fn early_serialization_failures_are_no_outage_and_no_attempt() {
     for client in [Client::TokioPostgres, Client::Sqlx] {
         for most in [1, 4] {
             let what = format!("{client}, batches of {most}");

@@ -27,7 +27,7 @@ fn payments() -> Vec<i64> {
 
 // invariant: second-committed-effect
 #[tokio::test(flavor = "multi_thread")]
-async fn the_effects_and_records_of_a_batch_are_one_commit_without_a_claim() {
+async fn the_effects_and_records_of_a_batch_are_one_unclaimed_commit() {
     for client in GIVEN {
         let place = Place::journaled(client).await;
         let twice = [payments(), payments()].concat();
@@ -82,7 +82,7 @@ async fn the_effects_and_records_of_a_batch_are_one_commit_without_a_claim() {
 
 // invariant: batch-neighbours
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bad_payment_is_found_gets_its_own_attempts_and_costs_its_neighbours_nothing() {
+async fn a_bad_payment_uses_its_own_attempts_and_costs_no_neighbour() {
     let ends = [
         (Bad::FailsStatement, "attempts_used_up"),
         (Bad::FailsBatch, "permanent"),
@@ -141,7 +141,7 @@ async fn a_bad_payment_is_found_gets_its_own_attempts_and_costs_its_neighbours_n
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payment_that_failed_in_its_batch_is_tried_again_alone_and_under_a_claim() {
+async fn a_payment_that_failed_in_its_batch_retries_alone_and_claimed() {
     for client in GIVEN {
         let place = Place::journaled(client).await;
         let bench = Bench::of(&payments());
@@ -186,7 +186,7 @@ async fn a_payment_that_failed_in_its_batch_is_tried_again_alone_and_under_a_cla
 /// with each of its keys.
 // invariant: transactional-beside-another
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_batch_does_with_records_is_what_the_rules_give_for_each() {
+async fn a_batch_treats_each_record_as_the_rules_say() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -258,7 +258,7 @@ async fn a_fenced_gate_is_refused_because_its_keys_must_be_claimed() {
 /// The messages are older than records are kept, so that each may have run before.
 // invariant: extra-run-once
 #[tokio::test(flavor = "multi_thread")]
-async fn an_extra_run_is_counted_once_however_often_its_batch_was_rolled_back() {
+async fn an_extra_run_is_counted_once_over_all_rollbacks() {
     for client in GIVEN {
         for bad in [Bad::GivenUp, Bad::FailsStatement] {
             let place = Place::new(client).await;

@@ -93,7 +93,7 @@ async fn an_effect_and_its_completion_are_committed_together() {
 
 // invariant: transaction-believed, behind-a-pooler
 #[tokio::test(flavor = "multi_thread")]
-async fn an_effect_and_its_completion_are_committed_together_through_a_pooler() {
+async fn through_a_pooler_effect_and_completion_commit_together() {
     let server = PostgresServer::start().await;
     // sqlx sets it when it connects.
     let ignored = "ignore_startup_parameters = extra_float_digits";

@@ -223,7 +223,7 @@ async fn entries_go_with_their_record_by_an_index() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_role_that_runs_consumers_writes_a_journal_that_it_cannot_touch() {
+async fn a_consumers_role_writes_a_journal_that_it_cannot_touch() {
     let postgres = Postgres::shared().await.database().await;
     let owner = PostgresStore::builder(postgres.url())
         .journaled()
@@ -287,7 +287,7 @@ async fn a_role_that_runs_consumers_writes_a_journal_that_it_cannot_touch() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_journal_that_is_demanded_and_missing_is_refused_and_one_that_is_not_costs_nothing() {
+async fn a_missing_journal_is_refused_only_where_it_is_demanded() {
     let postgres = Postgres::shared().await.database().await;
     let plain = PostgresStore::connect(postgres.url()).await.unwrap();
     plain.create_schema().await.unwrap();

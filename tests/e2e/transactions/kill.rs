@@ -290,7 +290,7 @@ async fn a_kill_between_any_statements_charges_each_payment_once() {
 
 // invariant: second-committed-effect
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payment_is_charged_once_whenever_a_worker_dies_in_the_transaction_it_was_given() {
+async fn a_kill_in_a_given_transaction_charges_each_payment_once() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let kills = std::env::var("ONCEGATE_KILLS")
@@ -312,7 +312,7 @@ async fn a_payment_is_charged_once_whenever_a_worker_dies_in_the_transaction_it_
 /// All or none of a batch is charged by one transaction, and its payments are killed together.
 // invariant: second-committed-effect
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payment_is_charged_once_whenever_a_worker_dies_in_the_transaction_of_its_batch() {
+async fn a_kill_in_a_batch_transaction_charges_each_payment_once() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let kills = std::env::var("ONCEGATE_KILLS")
@@ -339,7 +339,7 @@ const ATTEMPTS: u32 = 4;
 /// attempts.
 // invariant: transactional-poison
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payment_that_ends_its_process_becomes_a_dead_letter_and_its_neighbours_are_charged() {
+async fn a_payment_that_ends_processes_is_buried_and_others_charged() {
     // Each waits for the leases of the dead.
     tokio::join!(
         poisoned(Client::TokioPostgres, "poisoned"),
@@ -395,7 +395,7 @@ async fn poisoned(client: Client, transaction: &'static str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_owner_that_stalls_in_its_transaction_keeps_the_payment_no_longer_than_its_lease() {
+async fn a_stalled_owner_keeps_its_payment_no_longer_than_its_lease() {
     let mut stalls = JoinSet::new();
     let mut scenes = Vec::new();
     for client in [Client::TokioPostgres, Client::Sqlx] {

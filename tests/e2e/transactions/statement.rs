@@ -82,7 +82,7 @@ async fn complete(client: &tokio_postgres::Client, key: &StoreKey, token: Token)
 
 // invariant: complete-statement
 #[tokio::test]
-async fn the_statement_completes_what_the_rules_complete_and_nothing_else() {
+async fn the_statement_completes_exactly_what_the_rules_complete() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);

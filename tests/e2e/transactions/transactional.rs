@@ -217,7 +217,7 @@ async fn an_effect_and_its_record_are_one_transaction_without_a_claim() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failed_attempt_is_rolled_back_counted_and_tried_again_under_a_claim() {
+async fn a_failed_attempt_is_rolled_back_counted_and_then_claimed() {
     for client in GIVEN {
         let place = Place::journaled(client).await;
         let bench = Bench::of(&[1]);
@@ -268,7 +268,7 @@ async fn messages_wanted_later_open_no_breaker() {
 
 // invariant: ack-without-commit
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_succeed_becomes_a_dead_letter_within_its_attempts() {
+async fn what_cannot_succeed_is_a_dead_letter_within_its_attempts() {
     let ends = [
         (
             After::FailBefore(u32::MAX),
@@ -308,7 +308,7 @@ async fn what_cannot_succeed_becomes_a_dead_letter_within_its_attempts() {
 
 // invariant: ack-without-commit
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_the_handler_has_ended_is_not_acknowledged_as_done() {
+async fn a_transaction_ended_by_its_handler_is_not_acked_as_done() {
     for client in GIVEN {
         let place = Place::new(client).await;
         let then = After::Execute("ROLLBACK; BEGIN; CREATE TEMPORARY TABLE strays (id int)");
@@ -334,7 +334,7 @@ async fn a_transaction_that_the_handler_has_ended_is_not_acknowledged_as_done() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_over_its_limit_is_rolled_back_and_the_error_names_the_other_way() {
+async fn a_transaction_over_its_limit_rolls_back_and_names_a_way_out() {
     let place = Place::new(Client::TokioPostgres).await;
     let bench = Bench::of(&[1]);
     let pay = Pay::new(&place, After::Hang);

@@ -42,7 +42,7 @@ impl TransactionalHandler<PostgresTransaction> for Meet {
 
 // invariant: transactional-beside-another
 #[tokio::test(flavor = "multi_thread")]
-async fn of_two_deliveries_at_once_one_runs_and_the_other_gets_its_result() {
+async fn of_two_deliveries_one_runs_and_the_other_gets_its_result() {
     for isolation in ISOLATIONS {
         let place = Place::journaled(Client::TokioPostgres).await;
         let inside = Arc::new(Notify::new());
@@ -120,7 +120,7 @@ impl TransactionalHandler<PostgresTransaction> for Cross {
 
 // invariant: conflict-costs-attempt
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deadlock_or_serialization_failure_is_repeated_and_costs_no_attempt() {
+async fn a_deadlock_or_serialization_failure_costs_no_attempt() {
     for isolation in ISOLATIONS {
         let place = Place::new(Client::TokioPostgres).await;
         let setup = format!("INSERT INTO {} VALUES (101, 0), (102, 0)", place.till.table);

@@ -171,7 +171,7 @@ async fn every_state_has_a_counter_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_has_no_record_is_selected_and_what_is_overdue_only_where_that_is_wanted() {
+async fn what_has_no_record_is_selected_and_overdue_on_request() {
     let store = Arc::new(MemoryStore::new());
     one_of_each(&store).await;
     tokio::time::advance(Duration::from_secs(2)).await;
@@ -347,7 +347,7 @@ async fn other_content_under_the_same_key_is_a_mismatch_when_asked() {
 }
 
 #[tokio::test]
-async fn another_key_than_the_stores_is_refused_and_nothing_is_written() {
+async fn another_key_than_the_stores_is_refused_without_a_write() {
     let store = Arc::new(MemoryStore::new());
     let scope = Scope::new("billing").unwrap();
     let stranger = DryRun::new("billing", key(), Arc::clone(&store))

@@ -205,7 +205,7 @@ fn what_must_be_there_is_missed_unless_it_was_there_and_wrong() {
 }
 
 #[test]
-fn environment_and_flags_are_over_the_file_and_are_named_in_their_errors() {
+fn environment_and_flags_override_the_file_and_errors_name_them() {
     let variables = [
         ("ONCEGATE_CONSUMER__BILLING__LEASE", "60s"),
         ("ONCEGATE_CONSUMER__BILLING__CONCURRENCY", "8"),
@@ -280,7 +280,7 @@ fn a_variable_means_the_consumer_whatever_its_case_and_dashes() {
 }
 
 #[test]
-fn a_secret_in_the_file_is_a_warning_or_an_error_and_never_shown() {
+fn a_secret_in_the_file_is_reported_and_never_shown() {
     let text = changed("{ file = \"/run/secrets/redis\" }", "\"hunter2\"");
     for (secrets, severity) in [
         (Secrets::MayBeLiteral, Severity::Warning),

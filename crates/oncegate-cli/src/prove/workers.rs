@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_that_starves_the_workers_gives_them_more_time_to_end() {
+    fn workers_that_a_machine_starves_get_more_time_to_end() {
         assert_eq!(
             end_grace(Duration::from_millis(100)),
             Duration::from_secs(2),

@@ -25,7 +25,7 @@ fn stopped(scope: &Scope, held: &str) -> String {
 const ACCEPT: [&str; 5] = ["accept", "dead-letters", "--scope", "billing", "--store"];
 
 #[tokio::test]
-async fn a_stop_at_the_dead_letter_limit_is_accepted_only_with_leave_and_a_reason() {
+async fn accepting_a_dead_letter_stop_needs_leave_and_a_reason() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("once.db");
     let journal = dir.path().join("journal.jsonl");

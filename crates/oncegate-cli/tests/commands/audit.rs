@@ -239,7 +239,7 @@ fn found(document: &Value) -> BTreeMap<String, BTreeSet<String>> {
 
 // invariant: audit-finds-what-was-planted
 #[tokio::test]
-async fn what_is_lost_and_what_happened_twice_is_found_by_position_and_key() {
+async fn lost_and_doubled_effects_are_found_by_position_and_key() {
     let consumed = Consumed::in_redis().await;
     let lost = [ORDERS, ORDERS + 1, ORDERS + 2];
     consumed.lose(lost).await;

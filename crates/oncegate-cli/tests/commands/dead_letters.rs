@@ -361,7 +361,7 @@ impl OnSqs {
 
 // invariant: redrive
 #[tokio::test]
-async fn letters_of_a_queue_are_redriven_and_deleted_and_the_others_stay() {
+async fn redriven_letters_of_a_queue_are_deleted_and_the_others_stay() {
     let given_up = OnSqs::new().await;
     given_up
         .dead_letters("list", &[])

@@ -82,7 +82,7 @@ async fn each_finding_of_a_topic_comes_with_its_fix() {
 }
 
 #[tokio::test]
-async fn a_store_that_evicts_or_forgets_is_found_and_one_that_is_away_hides_nothing_else() {
+async fn an_unsafe_store_is_found_and_an_absent_one_hides_no_finding() {
     let evicting = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]).await;
     let answer = doctor(evicting.url(), &[]).await;
     assert!(
@@ -217,7 +217,7 @@ async fn until_rights_are_heeded(config: &str, topic: &str) -> Answer {
 }
 
 #[tokio::test]
-async fn missing_rights_are_found_each_with_the_command_that_grants_it() {
+async fn missing_rights_are_found_with_the_commands_that_grant_them() {
     let redis = RedisServer::start().await;
     // All that a consumer needs but `set`.
     let rules = "ACL SETUSER billing on >right ~billing:* -@all +evalsha +script|load +get +pttl +pexpire +pexpiretime +time +info";
@@ -290,7 +290,7 @@ source = {{ kafka = {{ brokers = ["{}"], topics = ["{topic}", "{hidden}"], prope
 }
 
 #[tokio::test]
-async fn the_settings_of_topics_and_a_missing_right_are_seen_with_a_login_by_tokens() {
+async fn a_token_login_sees_topic_settings_and_a_missing_right() {
     let redis = Redis::shared().await;
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let tokens = TokenServer::start(60).await;
@@ -398,7 +398,7 @@ async fn a_missing_right_in_redis_is_found_in_the_scope_that_is_named() {
 }
 
 #[tokio::test]
-async fn a_missing_right_in_postgresql_is_found_with_the_statement_that_grants_it() {
+async fn a_missing_postgresql_right_is_found_with_its_statement() {
     let server = PostgresServer::start().await;
     let owner = PostgresStore::connect(server.url()).await.unwrap();
     owner.create_schema().await.unwrap();

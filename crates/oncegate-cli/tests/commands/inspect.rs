@@ -134,7 +134,7 @@ async fn each_state_is_told_in_words() {
 }
 
 #[tokio::test]
-async fn another_key_than_the_scopes_is_refused_and_an_unknown_scope_stays_unknown() {
+async fn a_wrong_key_is_refused_and_an_unknown_scope_stays_unknown() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("once.db");
     let store = SqliteStore::open(&file).await.expect("opens");

@@ -269,7 +269,7 @@ async fn another_key_is_a_configuration_error_that_shows_both() {
 }
 
 #[tokio::test]
-async fn other_content_under_the_same_key_is_seen_with_the_fingerprint() {
+async fn a_fingerprint_reveals_other_content_under_the_same_key() {
     let redis = Redis::shared().await;
     let connect = async || RedisStore::connect(redis.url()).await.expect("connects");
     let kafka = Kafka::shared().await;

@@ -161,7 +161,7 @@ async fn nothing_is_received_without_leave() {
 }
 
 #[tokio::test]
-async fn a_look_into_a_queue_of_rabbitmq_gives_everything_back_in_order() {
+async fn a_peek_into_a_rabbitmq_queue_gives_everything_back_in_order() {
     let rabbit = RabbitMq::shared().await;
     let redis = Redis::shared().await;
     let queue = rabbit.new_queue("looked-into", QueueKind::Quorum).await;

@@ -70,7 +70,7 @@ async fn complete(gate: &Gate) {
 }
 
 #[tokio::test]
-async fn a_completed_key_runs_once_more_and_only_with_leave_and_a_reason() {
+async fn a_reset_key_runs_once_more_and_needs_leave_and_a_reason() {
     let (completed, gate) = Completed::with_gate().await;
     let journal = completed.journal();
     let dry = completed.reset(&["--dry-run"]).await;

@@ -97,7 +97,7 @@ fn all(state: &str, partitions: &Value) -> Vec<(String, String, Value)> {
 }
 
 #[tokio::test]
-async fn the_missing_topics_are_shown_created_on_request_and_left_alone_then() {
+async fn missing_topics_are_shown_then_created_then_left_alone() {
     let named = Named::new().await;
     let flags = ["--partitions", "3", "--replication-factor", "1"];
     let shown = named.create(&[&flags[..], &["--dry-run"]].concat()).await;
@@ -163,7 +163,7 @@ async fn created_topics_take_dead_letters_of_the_largest_messages() {
 }
 
 #[tokio::test]
-async fn a_user_who_logs_in_with_tokens_creates_topics_and_a_wrong_token_is_one_error() {
+async fn a_token_login_creates_topics_and_a_wrong_token_is_one_error() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let tokens = TokenServer::start(60).await;
     let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
@@ -186,7 +186,7 @@ async fn a_user_who_logs_in_with_tokens_creates_topics_and_a_wrong_token_is_one_
 }
 
 #[tokio::test]
-async fn topics_of_producers_can_be_left_out_and_what_is_refused_is_told() {
+async fn source_topics_can_be_excepted_and_refused_topics_are_named() {
     let named = Named::new().await;
     let refused = named
         .create(&["--except-sources", "--yes", "--replication-factor", "500"])
@@ -229,7 +229,7 @@ async fn a_configuration_without_topics_or_without_a_broker_is_told() {
 }
 
 #[tokio::test]
-async fn the_missing_queues_are_made_as_quorum_queues_and_left_alone_then() {
+async fn missing_queues_become_quorum_queues_and_are_then_left_alone() {
     let rabbit = RabbitMq::shared().await;
     let dir = tempfile::tempdir().unwrap();
     let queue = unique("queues");

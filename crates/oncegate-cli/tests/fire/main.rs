@@ -41,7 +41,7 @@ async fn under(faults: Vec<Fault>, store: StoreKind) -> Report {
 
 // invariant: worker-hangs
 #[tokio::test(flavor = "multi_thread")]
-async fn hung_workers_are_replaced_and_what_they_did_not_see_is_not_counted() {
+async fn hung_workers_are_replaced_and_unseen_messages_not_counted() {
     let report = under(vec![Fault::Hang], StoreKind::Redis).await;
     assert!(report.has_reached("handler hung"));
     assert!(report.has_reached("handler late"));
@@ -49,7 +49,7 @@ async fn hung_workers_are_replaced_and_what_they_did_not_see_is_not_counted() {
 
 // invariant: worker-outlives
 #[tokio::test(flavor = "multi_thread")]
-async fn signals_to_the_process_group_end_no_worker_in_the_middle_of_a_message() {
+async fn signals_to_the_process_group_end_no_worker_in_mid_message() {
     let report = under(
         vec![Fault::GroupSignal, Fault::GroupSignal],
         StoreKind::Sqlite,

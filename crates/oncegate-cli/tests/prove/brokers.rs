@@ -112,7 +112,7 @@ async fn mistakes_in_the_brokers_are_named() {
 }
 
 #[tokio::test]
-async fn the_login_of_a_configuration_is_used_at_the_brokers_that_are_named() {
+async fn the_configured_login_is_used_at_the_brokers_of_the_flag() {
     let stage = Stage::new();
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let kafka = SecuredKafka::start(&certificates).await;

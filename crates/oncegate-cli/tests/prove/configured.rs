@@ -34,7 +34,7 @@ fn billing(program: &str, more: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_consumer_of_a_configuration_is_tried_with_its_worker_key_and_route() {
+async fn a_configured_consumer_is_tried_with_its_worker_key_and_route() {
     let stage = Stage::new();
     // More refusals than `max_attempts`: those of the trial pass, so the limit is not the
     // consumer's.

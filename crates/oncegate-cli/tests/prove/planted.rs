@@ -371,7 +371,7 @@ async fn finds_each(planted: &[Planted]) {
 
 // invariant: planted-bugs-found
 #[tokio::test]
-async fn downstream_keys_that_are_missing_or_change_are_found_in_python() {
+async fn missing_or_changing_downstream_keys_are_found_in_python() {
     finds_each(PYTHON_KEYS).await;
 }
 

@@ -73,7 +73,7 @@ async fn effects_in_a_table_of_each_round_are_judged() {
 
 // invariant: right-handlers-clean, planted-bugs-found
 #[tokio::test]
-async fn effects_in_a_table_that_rounds_share_are_those_that_were_not_there_before() {
+async fn of_a_shared_table_a_round_judges_only_its_new_effects() {
     let stage = Stage::new();
     let folder = stage.dir.path().display();
     for (bug, code) in [("right", 0), ("without_unique_key", 1)] {

@@ -51,7 +51,7 @@ async fn a_worker_behind_http_gets_batches_and_a_replay_has_no_effect() {
 }
 
 #[tokio::test]
-async fn a_worker_on_standard_streams_gets_batches_and_a_replay_has_no_effect() {
+async fn a_stdio_worker_gets_batches_and_a_replay_has_no_effect() {
     let stage = stage().await;
     let ledger = stage.path("ledger");
     let command = format!(
@@ -63,7 +63,7 @@ async fn a_worker_on_standard_streams_gets_batches_and_a_replay_has_no_effect() 
 }
 
 #[tokio::test]
-async fn a_python_worker_with_the_library_gets_batches_and_a_replay_has_no_effect() {
+async fn a_python_library_worker_gets_batches_without_second_effects() {
     let stage = stage().await;
     let command = Libraries::new().python(example("python/batch.py").as_ref());
     let command = format!("{command} '{}'", stage.path("ledger").display());
@@ -71,7 +71,7 @@ async fn a_python_worker_with_the_library_gets_batches_and_a_replay_has_no_effec
 }
 
 #[tokio::test]
-async fn a_node_worker_with_the_library_gets_batches_and_a_replay_has_no_effect() {
+async fn a_node_library_worker_gets_batches_without_second_effects() {
     let stage = stage().await;
     let libraries = Libraries::new();
     let command = libraries.node(example("node/batch.js").as_ref());
@@ -93,7 +93,7 @@ fn orders(body: &str) -> Vec<(String, Value)> {
 }
 
 #[tokio::test]
-async fn each_message_of_a_request_has_its_own_outcome_and_what_is_left_out_is_unknown() {
+async fn each_message_of_a_request_has_its_outcome_or_an_unknown_one() {
     let stage = Stage::with_orders(30).await;
     let worker = RawWorker::start(|asked| {
         let outcome = |(order, message): &(String, Value)| {
@@ -196,7 +196,7 @@ async fn a_request_that_is_refused_is_split_until_the_cause_is_alone() {
 
 // invariant: batch-crash
 #[tokio::test]
-async fn a_worker_that_is_killed_in_a_batch_loses_nothing_and_each_message_is_told() {
+async fn a_kill_in_a_batch_loses_nothing_and_each_message_is_told() {
     let stage = Stage::with_orders(40).await;
     // It dies once in the middle of a batch, after the effects of its first half.
     let worker = stage.python(
@@ -238,7 +238,7 @@ for line in sys.stdin:
 }
 
 #[tokio::test]
-async fn a_worker_that_takes_no_batches_is_not_ready_and_the_log_says_why() {
+async fn a_worker_without_batches_is_not_ready_and_the_log_says_why() {
     let stage = Stage::with_orders(1).await;
     let command = format!(
         "python3 '{}' '{}'",

@@ -13,7 +13,7 @@ const IN_A_ROW: usize = 5;
 
 // invariant: restart-after-dead-letter-limit
 #[tokio::test]
-async fn a_process_that_stopped_at_its_dead_letter_limit_buries_nothing_when_it_is_started_again() {
+async fn a_restart_after_the_dead_letter_limit_buries_nothing() {
     let stage = Stage::with_orders(60).await;
     let bad = Arc::new(AtomicBool::new(true));
     let is_bad = Arc::clone(&bad);

@@ -23,7 +23,7 @@ type Given = (String, u32, bool, u32);
 
 // invariant: worker-hangs
 #[tokio::test]
-async fn a_worker_that_hangs_is_replaced_and_only_its_own_message_is_unknown() {
+async fn a_hung_worker_is_replaced_and_only_its_message_is_unknown() {
     let stage = Stage::with_orders(4).await;
     let command = stage.python(SLEEPS_ONCE);
     let flags = [
@@ -76,8 +76,7 @@ async fn a_worker_that_hangs_is_replaced_and_only_its_own_message_is_unknown() {
 /// The process that hangs is gone before another gets the message, also without a `timeout`: here
 /// the record is deleted while the worker has the message.
 #[tokio::test]
-async fn after_its_record_was_deleted_a_message_is_told_as_recovered_once_the_first_run_has_ended()
-{
+async fn without_its_record_a_message_recovers_after_its_first_run() {
     let stage = Stage::with_orders(1).await;
     let command = stage.python(SLEEPS_ONCE);
     let flags = [

@@ -59,7 +59,7 @@ async fn a_worker_that_polls_uses_up_no_attempt_and_opens_no_breaker() {
 }
 
 #[tokio::test]
-async fn a_worker_on_standard_streams_gets_it_again_after_the_delay_that_it_names() {
+async fn a_stdio_worker_gets_a_message_again_after_the_delay_it_names() {
     let stage = Stage::with_orders(1).await;
     let command = stage.python(
         r#"
@@ -95,7 +95,7 @@ for line in sys.stdin:
 /// A message waits in its retry topic for longer than the longest back-off: its delay is no
 /// retry's.
 #[tokio::test]
-async fn a_long_delay_is_not_cut_to_the_longest_back_off_and_goes_to_a_retry_topic() {
+async fn a_delay_beyond_the_backoff_goes_uncut_to_a_retry_topic() {
     const DELAY: Duration = Duration::from_secs(3);
     let stage = Stage::with_orders(1).await;
     let later = stage.kafka.new_topic("run-later", 1).await;

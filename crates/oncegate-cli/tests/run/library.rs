@@ -170,7 +170,7 @@ async fn a_function_in_python_survives_the_cancellation_of_a_message() {
 
 // invariant: worker-library
 #[tokio::test]
-async fn a_coroutine_function_in_python_survives_the_cancellation_of_a_message() {
+async fn a_python_coroutine_survives_the_cancellation_of_a_message() {
     survives_a_cancellation("worker.py", PYTHON_ASYNC, Libraries::python).await;
 }
 

@@ -126,7 +126,7 @@ async fn each_answer_becomes_what_is_documented() {
 
 /// Nothing of the payload or of the key's fields may be in the log.
 #[tokio::test]
-async fn nothing_is_consumed_before_the_worker_is_ready_and_the_log_tells_no_payload() {
+async fn nothing_runs_before_readiness_and_no_payload_is_logged() {
     let stage = Stage::with_orders(3).await;
     let port = oncegate_testkit::LoopbackPort::reserve();
     let handler = format!("http://127.0.0.1:{}/", port.number());
@@ -165,7 +165,7 @@ async fn nothing_is_consumed_before_the_worker_is_ready_and_the_log_tells_no_pay
 }
 
 #[tokio::test]
-async fn workers_on_standard_streams_that_damage_an_answer_are_started_again() {
+async fn stdio_workers_that_damage_an_answer_are_started_again() {
     let stage = Stage::with_orders(4).await;
     // The first process prints into its answer; the second answers too much for another message.
     let script = r#"
@@ -211,7 +211,7 @@ for line in sys.stdin:
 }
 
 #[tokio::test]
-async fn a_worker_that_takes_too_long_is_told_and_its_answer_is_ignored() {
+async fn a_late_worker_is_told_to_cancel_and_its_answer_is_ignored() {
     let stage = Stage::with_orders(1).await;
     let script = r#"
 import json, sys
@@ -383,7 +383,7 @@ async fn when_a_limit_on_requests_is_lifted_the_work_goes_on() {
 
 /// What a worker says ends up in headers, and from there in terminals.
 #[tokio::test]
-async fn the_reason_of_a_dead_letter_is_on_one_line_and_changes_no_direction() {
+async fn a_dead_letter_reason_is_one_line_and_changes_no_direction() {
     let stage = Stage::with_orders(1).await;
     let worker = RawWorker::start(|_| {
         Answer::status(422, "", "no account\nfor \u{202e}gpj.exe\u{2066}\u{1b}[2J")

@@ -84,7 +84,7 @@ async fn a_line_that_is_too_long_is_told() {
 }
 
 #[tokio::test]
-async fn a_worker_that_does_not_say_that_it_is_ready_is_told_what_is_waited_for() {
+async fn a_worker_that_never_says_ready_is_told_what_is_waited_for() {
     let stage = Stage::with_orders(1).await;
     // It writes the line, and does not flush.
     let script = r#"
@@ -102,7 +102,7 @@ for line in sys.stdin: pass
 }
 
 #[tokio::test]
-async fn a_worker_that_does_not_flush_its_answers_is_told_what_is_waited_for() {
+async fn a_worker_that_never_flushes_is_told_what_is_waited_for() {
     let stage = Stage::with_orders(1).await;
     let script = r#"
 import json, sys

@@ -97,7 +97,7 @@ async fn a_worker_outlives_the_threads_of_the_runtime() {
 /// What a terminal does at Ctrl-C, and `KillMode=control-group` of systemd.
 // invariant: worker-outlives
 #[tokio::test]
-async fn a_signal_to_the_whole_process_group_lets_workers_end_their_messages() {
+async fn a_process_group_signal_lets_workers_end_their_messages() {
     for signal in ["INT", "TERM"] {
         let stage = Stage::with_orders(1).await;
         // As most programs do, it ends at once by either signal.

@@ -11,7 +11,7 @@ use super::{LIMIT, Stage};
 /// Two attempts each would be used up in a moment, and the topic with them.
 // invariant: dependency-down
 #[tokio::test]
-async fn no_message_goes_to_the_dead_letters_while_the_worker_answers_nothing_but_503() {
+async fn while_the_worker_answers_503_nothing_is_dead_lettered() {
     let stage = Stage::with_orders(120).await;
     let down = Arc::new(AtomicBool::new(true));
     let is_down = Arc::clone(&down);

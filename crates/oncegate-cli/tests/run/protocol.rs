@@ -201,7 +201,7 @@ async fn a_wrong_answer_costs_only_its_message() {
 /// Nine of ten messages are answered, and the worker then says nothing more until its time is up.
 // invariant: batch-early-answer
 #[tokio::test]
-async fn what_is_answered_of_a_batch_counts_when_the_rest_takes_too_long() {
+async fn answers_of_a_batch_count_when_the_rest_takes_too_long() {
     let script = worker(
         r#"write('{"type":"ready","v":1,"batches":true}\n')
 def answer_batch(messages):

@@ -5,7 +5,7 @@ use oncegate_testkit::{Process, Redis, Sqs, process, unique, until};
 use super::{LIMIT, example};
 
 #[tokio::test]
-async fn a_queue_is_worked_off_and_what_is_sent_again_has_no_second_effect() {
+async fn a_queue_is_worked_off_and_repeats_have_no_second_effect() {
     let sqs = Sqs::shared().await;
     let redis = Redis::shared().await;
     let dir = tempfile::tempdir().unwrap();

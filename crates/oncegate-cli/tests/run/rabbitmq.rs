@@ -155,7 +155,7 @@ fn orders(count: usize) -> impl Iterator<Item = String> {
 }
 
 #[tokio::test]
-async fn a_queue_of_rabbitmq_is_consumed_and_repeats_have_no_second_effect() {
+async fn a_rabbitmq_queue_is_consumed_and_repeats_have_no_effect() {
     let stage = Stage::new().await;
     stage
         .queue

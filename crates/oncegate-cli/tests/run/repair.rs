@@ -357,7 +357,7 @@ async fn a_redriven_message_is_recognised_by_the_route_in_its_header() {
 
 /// SIGTERM: what has started ends, and the same command continues.
 #[tokio::test]
-async fn a_replay_that_is_stopped_lets_running_work_end_and_can_be_continued() {
+async fn a_stopped_replay_lets_running_work_end_and_can_continue() {
     let stage = Stage::with([]).await;
     const ORDERS: usize = 200;
     stage

@@ -9,7 +9,7 @@ use super::{LIMIT, Stage};
 const LATER: &str = r#"{"order_id":"A-0","amount":10}"#;
 
 #[tokio::test]
-async fn a_retry_that_is_far_off_waits_in_its_topic_and_holds_up_nothing() {
+async fn a_far_off_retry_waits_in_its_topic_and_holds_up_nothing() {
     let stage = Stage::with_orders(20).await;
     let later = stage.kafka.new_topic("run-later", 1).await;
     let worker = RawWorker::start(|asked| match (asked.body.as_str(), asked.attempt()) {
@@ -64,7 +64,7 @@ async fn a_retry_that_is_far_off_waits_in_its_topic_and_holds_up_nothing() {
 }
 
 #[tokio::test]
-async fn order_and_retry_topics_exclude_each_other_unless_it_is_accepted() {
+async fn order_and_retry_topics_exclude_each_other_unless_accepted() {
     let stage = Stage::with_orders(1).await;
     let later = stage.kafka.new_topic("run-later", 1).await;
     let topic = format!("{later}=30s");

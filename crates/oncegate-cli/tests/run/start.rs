@@ -32,12 +32,12 @@ async fn a_missing_topic_is_reported_though_no_worker_is_ready() {
 }
 
 #[tokio::test]
-async fn a_missing_dead_letter_topic_is_reported_though_no_worker_is_ready() {
+async fn a_missing_dead_letter_topic_is_reported_with_no_worker_ready() {
     is_reported_though_no_worker_is_ready("dead_letters.kafka").await;
 }
 
 #[tokio::test]
-async fn a_store_that_must_not_be_used_is_reported_though_no_worker_is_ready() {
+async fn an_unsafe_store_is_reported_though_no_worker_is_ready() {
     let stage = Stage::with_orders(1).await;
     let evicting = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]).await;
     let port = LoopbackPort::reserve();
@@ -53,7 +53,7 @@ async fn a_store_that_must_not_be_used_is_reported_though_no_worker_is_ready() {
 }
 
 #[tokio::test]
-async fn the_start_waits_for_a_store_that_is_away_as_long_as_it_is_told() {
+async fn the_start_waits_for_an_absent_store_as_long_as_it_is_told() {
     let stage = Stage::with_orders(1).await;
     let worker = RawWorker::start(|_| Answer::status(200, "", "")).await;
     let mut server = RedisServer::start().await;

@@ -278,7 +278,7 @@ async fn after_a_kill_the_same_input_runs_only_the_rest() {
 
 // invariant: line-of-standard-input
 #[tokio::test]
-async fn a_stop_names_the_unfinished_lines_and_the_same_input_runs_only_them() {
+async fn a_stop_names_the_unfinished_lines_and_a_rerun_runs_only_them() {
     let feed = Feed::of(&[&order("A-1"), &order("A-2"), &order("A-3"), &order("A-4")]);
     feed.close_gate();
     let mut process = feed.start_on_input(&["--concurrency", "1"]);
@@ -339,7 +339,7 @@ async fn a_line_is_handled_before_the_input_ends() {
 }
 
 #[tokio::test]
-async fn a_stop_does_not_wait_for_more_input_and_is_not_taken_for_its_end() {
+async fn a_stop_waits_for_no_more_input_and_is_not_taken_for_its_end() {
     let feed = Feed::of(&[]);
     let mut process = feed.start(Stdio::piped(), &[]);
     let mut input = process.child().stdin.take().unwrap();
@@ -380,7 +380,7 @@ async fn failed_attempts_are_repeated_before_the_end() {
 }
 
 #[tokio::test]
-async fn bad_input_without_dead_letters_ends_the_run_and_names_its_line() {
+async fn bad_input_without_dead_letters_ends_the_run_at_a_named_line() {
     let feed = Feed::of(&["{}"]);
     let ended = feed.run(&[]).await;
     assert_eq!(ended.code, Some(65), "{ended:?}");
@@ -405,7 +405,7 @@ async fn bad_input_without_dead_letters_ends_the_run_and_names_its_line() {
 }
 
 #[tokio::test]
-async fn with_the_route_of_a_topic_its_lines_have_the_keys_of_the_topic() {
+async fn lines_with_the_route_of_a_topic_have_the_keys_of_the_topic() {
     let feed = Feed::of(&[&order("A-1")]);
     let route = ["--set", "consumer.billing.source.stdin.route=orders"];
     for (flags, handled) in [(&route[..], 1), (&[], 1), (&route[..], 0)] {

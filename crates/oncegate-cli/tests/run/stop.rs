@@ -71,7 +71,7 @@ async fn a_signal_lets_work_end_and_a_second_one_does_not_wait() {
 }
 
 #[tokio::test]
-async fn work_that_does_not_end_within_the_stop_deadline_is_done_again_and_told_so() {
+async fn work_past_the_stop_deadline_runs_again_as_recovered() {
     let stage = Stage::with_orders(1).await;
     let (worker, keep) = slow().await;
     let deadline = format!("consumer.{}.stop_deadline=1s", stage.scope);

@@ -38,7 +38,7 @@ fn url(worker: &RawWorker) -> String {
 
 // invariant: worker-certificate
 #[tokio::test]
-async fn a_worker_is_believed_when_its_certificate_names_it_and_its_authority_is_known() {
+async fn a_workers_certificate_needs_its_name_and_a_known_authority() {
     let stage = Stage::with_orders(5).await;
     let certificates = certificates();
     let shown = Arc::clone(&certificates);
@@ -73,7 +73,7 @@ async fn a_worker_is_believed_when_its_certificate_names_it_and_its_authority_is
 /// A failure of the endpoint is no failure of a message: counted, it would dead-letter all of them.
 // invariant: worker-certificate
 #[tokio::test]
-async fn a_certificate_that_is_not_believed_pauses_and_gives_up_no_message() {
+async fn an_untrusted_certificate_pauses_and_gives_up_no_message() {
     let stage = Stage::with_orders(120).await;
     let believed = certificates();
     let strange = certificates();
@@ -124,7 +124,7 @@ async fn a_certificate_that_is_not_believed_pauses_and_gives_up_no_message() {
 }
 
 #[tokio::test]
-async fn a_worker_that_demands_a_certificate_gets_it_and_no_payload_goes_out_without() {
+async fn a_worker_that_demands_a_certificate_gets_no_payload_without() {
     let stage = Stage::with_orders(3).await;
     let certificates = Arc::new(Certificates::for_names("DNS:localhost"));
     let worker =
@@ -190,7 +190,7 @@ async fn an_expired_certificate_of_a_worker_is_named_as_the_reason() {
 
 // invariant: rotation-under-load
 #[tokio::test]
-async fn a_certificate_of_the_client_that_changes_is_used_without_a_restart() {
+async fn a_changed_client_certificate_is_used_without_a_restart() {
     let stage = Stage::with_orders(3).await;
     let certificates = certificates();
     let worker =
@@ -314,7 +314,7 @@ async fn a_refused_client_gives_up_no_message(
 
 // invariant: worker-certificate
 #[tokio::test]
-async fn a_message_that_a_worker_refuses_by_the_clients_certificate_has_not_run() {
+async fn a_message_refused_for_its_client_certificate_has_not_run() {
     a_refused_client_gives_up_no_message(&[], |asked| {
         vec![(asked.attempt().into(), asked.recovered())]
     })
@@ -323,7 +323,7 @@ async fn a_message_that_a_worker_refuses_by_the_clients_certificate_has_not_run(
 
 // invariant: worker-certificate
 #[tokio::test]
-async fn a_batch_that_a_worker_refuses_by_the_clients_certificate_has_not_run() {
+async fn a_batch_refused_for_its_client_certificate_has_not_run() {
     a_refused_client_gives_up_no_message(&["--batch-messages", "10"], |asked| {
         let messages: Vec<serde_json::Value> = serde_json::from_str(&asked.body).unwrap();
         let attempt = |message: &serde_json::Value| {

@@ -8,7 +8,7 @@ use oncegate_testkit::{LoopbackPort, until};
 use super::LIMIT;
 
 #[tokio::test]
-async fn every_unknown_outcome_is_logged_and_the_last_one_is_in_the_dead_letter() {
+async fn unknown_outcomes_are_logged_and_a_dead_letter_has_the_last() {
     let ways = ["half", "silence", "nothing"];
     let stage = Stage::with(ways.map(|how| format!(r#"{{"how":"{how}"}}"#))).await;
     let worker = RawWorker::start(|asked| match &asked.body {

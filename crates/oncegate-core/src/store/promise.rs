@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_order_is_that_of_the_table_and_every_name_is_a_word_of_its_own() {
+    fn promises_are_in_the_order_of_the_table_with_unique_names() {
         assert!(Survives::ALL.is_sorted());
         let names: std::collections::BTreeSet<_> = Promise::all().map(|row| row.name).collect();
         assert_eq!(names.len(), Promise::all().count());

@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_life_accepts_every_epoch_before_it_once_and_a_bounded_number_of_them() {
+    fn the_next_life_accepts_each_earlier_epoch_once_up_to_a_limit() {
         let mut life = descriptor();
         life.halt = Some(Halt::new(
             5,

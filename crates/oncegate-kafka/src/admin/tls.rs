@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_client_cannot_do_is_refused_by_the_name_of_the_property() {
+    fn what_this_client_cannot_do_is_refused_by_property_name() {
         for (name, instead) in REFUSED {
             let told = refusal(&[(name, "given")]);
             assert!(told.contains(name) && told.contains(instead), "{told}");

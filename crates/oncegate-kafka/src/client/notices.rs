@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_is_made_again_when_its_id_changes_and_not_when_it_is_first_heard_of() {
+    fn a_topic_counts_as_recreated_only_when_a_known_id_changes() {
         let notices = Notices::default();
         let hear = |line: &str| {
             notices.hear(RDKafkaLogLevel::Debug, line);

@@ -389,7 +389,7 @@ mod tests {
     use crate::KafkaSource;
 
     #[test]
-    fn a_producer_takes_over_every_property_of_the_connection_and_no_other() {
+    fn a_producer_takes_over_exactly_the_connection_properties() {
         for name in [
             "security.protocol",
             "sasl.mechanism",
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_producer_reconnects_as_soon_as_a_consumer_unless_the_source_says_otherwise() {
+    fn a_producer_reconnects_like_its_consumer_unless_set_otherwise() {
         let (name, value) = settings::RECONNECT;
         let of_producer = |properties: &Properties| {
             let config = config("b:1", &properties.read().expect("no file"))?;

@@ -326,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_alert_about_the_certificate_is_a_refusal_and_another_end_of_a_connection_is_none() {
+    fn only_a_certificate_alert_at_a_connections_end_is_a_refusal() {
         let refusal = |reason: &str| {
             let error = KafkaError::Global(RDKafkaErrorCode::BrokerTransportFailure);
             login_refusal(&error, reason, false)
@@ -355,7 +355,7 @@ mod tests {
 
     // invariant: stall-unreported
     #[test]
-    fn a_refused_login_and_a_token_that_is_not_granted_are_two_failures() {
+    fn a_refused_login_is_another_failure_than_an_ungranted_token() {
         let error = KafkaError::Global(RDKafkaErrorCode::Authentication);
         let operation = |reason: &str| {
             let login = LoginFailure::of(&error, reason, true).expect("it is about the login");

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn no_message_waits_longer_than_its_topic_says_and_the_first_due_comes_first() {
+    async fn messages_wait_at_most_their_topics_delay_and_in_due_order() {
         let assignments = Assignments::default();
         assignments.assign((0..3).map(partition), Begin::Begun);
         let mut waiting = WaitingMessages::default();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn messages_of_a_revoked_partition_are_dropped_and_hold_up_no_others() {
+    async fn messages_of_a_revoked_partition_are_dropped_and_delay_none() {
         let assignments = Assignments::default();
         assignments.assign((0..2).map(partition), Begin::Begun);
         let mut waiting = WaitingMessages::default();

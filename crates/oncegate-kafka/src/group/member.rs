@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_commit_of_a_member_that_leaves_may_take_as_long_as_close_allows() {
+    fn a_leaving_members_last_commit_may_take_as_long_as_close() {
         let member = member();
         let far = Instant::now() + Duration::from_secs(3_600);
         assert!(

@@ -155,7 +155,7 @@ fn a_start_and_a_revoke_at_once_never_miss_each_other() {
 
 // invariant: recreated-topic
 #[test]
-fn a_partition_that_is_read_anew_tells_the_broker_where_it_begins() {
+fn a_partition_read_anew_tells_the_broker_its_beginning() {
     let (assignments, former) = assigned(3);
     let receipt = former.receive(100).expect("ours").receipt;
     assert!(former.complete(receipt) && former.start());
@@ -241,7 +241,7 @@ fn what_stands_where_is_told_without_the_broker() {
 
 // invariant: commit-before-arrival
 #[test]
-fn offsets_that_hold_no_message_are_committed_past_and_are_no_lag() {
+fn offsets_without_a_message_are_committed_past_and_are_no_lag() {
     let (assignments, assignment) = assigned(1);
     let standing = || assignments.standings().pop().expect("one");
     ends_at(&assignments, "orders/1", 10, 0, 0);
@@ -289,7 +289,7 @@ fn offsets_that_hold_no_message_are_committed_past_and_are_no_lag() {
 }
 
 #[test]
-fn the_client_is_asked_for_its_position_when_a_log_may_end_without_messages() {
+fn the_position_is_asked_when_a_log_may_end_without_messages() {
     let (assignments, assignment) = assigned(1);
     let receipt = assignment.receive(3).expect("ours").receipt;
     let end = |next, queued| ends_at(&assignments, "orders/1", 9, next, queued);
@@ -307,7 +307,7 @@ fn the_client_is_asked_for_its_position_when_a_log_may_end_without_messages() {
 
 // invariant: begin-at-the-end
 #[test]
-fn nothing_is_received_before_the_broker_has_where_a_partition_begins() {
+fn nothing_is_received_before_a_partitions_begin_is_committed() {
     let assignments = Assignments::default();
     assignments.assign([partition(0), partition(1)], Begin::Unresolved);
     assert_eq!(assignments.unresolved().len(), 2);
@@ -342,7 +342,7 @@ fn nothing_is_received_before_the_broker_has_where_a_partition_begins() {
 
 // invariant: begin-at-the-end
 #[test]
-fn a_client_that_leaves_its_place_for_the_placeholder_is_sought_again() {
+fn a_client_that_falls_back_to_the_placeholder_seeks_again() {
     let assignments = Assignments::default();
     assignments.assign([partition(0)], Begin::Unresolved);
     assignments.assign([partition(1)], Begin::Begun);
@@ -371,7 +371,7 @@ fn a_client_that_leaves_its_place_for_the_placeholder_is_sought_again() {
 
 // invariant: stall-unreported
 #[test]
-fn a_partition_is_unread_from_the_first_report_that_says_so_until_one_says_that_it_is_read() {
+fn a_partition_is_unread_from_its_first_report_until_it_is_read() {
     let start = Instant::now();
     let passed = Arc::new(AtomicU64::new(0));
     let clock = Arc::clone(&passed);

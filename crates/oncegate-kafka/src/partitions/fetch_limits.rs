@@ -139,7 +139,7 @@ mod tests {
     };
 
     #[test]
-    fn a_partition_is_paused_over_its_limit_and_resumed_at_half_of_it() {
+    fn a_partition_is_paused_over_its_limit_and_resumed_at_half() {
         let one = |span| Backlog {
             span,
             total: span,
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn over_the_limit_of_all_partitions_those_with_more_than_their_share_are_paused() {
+    fn over_the_total_limit_partitions_above_their_share_are_paused() {
         let of_fifty = |span, total| Backlog {
             span,
             total,
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_of_a_retry_topic_is_paused_while_many_messages_are_not_due() {
+    fn a_retry_partition_is_paused_while_many_messages_are_not_due() {
         let of = |waiting| Backlog {
             span: waiting,
             total: waiting,
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn members_that_share_their_totals_are_counted_together_until_their_partitions_end() {
+    fn members_with_shared_totals_count_together_while_assigned() {
         let totals = Arc::new(Totals::default());
         let [main, retries] = [(); 2].map(|()| Assignments::counted_in(Arc::clone(&totals)));
         main.assign([partition(0), partition(1)], Begin::Begun);

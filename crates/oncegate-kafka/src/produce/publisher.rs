@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_property_that_could_lose_messages_is_refused_before_anything_is_sent() {
+    fn a_property_that_could_lose_messages_is_refused_at_the_check() {
         let error = KafkaPublisher::new("localhost:1")
             .property("acks", "1")
             .check()

@@ -32,7 +32,7 @@ fn losses() -> Losses {
 }
 
 #[test]
-fn a_history_that_goes_on_raises_no_alarm_and_one_that_went_back_does() {
+fn only_a_history_that_went_back_raises_an_alarm() {
     let losses = losses();
     hear(&losses, "one", &info(A, 100, None), &[]);
     hear(&losses, "one", &info(A, 150, None), &[]);
@@ -172,7 +172,7 @@ fn a_busy_server_that_was_emptied_raises_an_alarm_once() {
 }
 
 #[test]
-fn a_loss_is_noticed_although_the_newest_records_have_run_again_since() {
+fn a_loss_is_noticed_though_the_newest_records_have_run_again() {
     let losses = losses();
     let there = vec![bytes(b"C0123"); EARLIER_WITNESSES + 1];
     for number in 0..2 * EARLIER_WITNESSES {
@@ -206,7 +206,7 @@ fn a_loss_is_noticed_although_the_newest_records_have_run_again_since() {
 }
 
 #[test]
-fn a_server_that_shows_no_history_is_judged_by_its_witnesses_alone() {
+fn a_server_without_a_history_is_judged_by_its_witnesses_alone() {
     const HIDDEN: &str = "role:master\r\nmaxmemory_policy:noeviction\r\n";
     let losses = Losses::new(false, true);
     hear(&losses, "one", HIDDEN, &[]);

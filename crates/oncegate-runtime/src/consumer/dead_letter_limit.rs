@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_starts_after_a_stop_gives_up_nothing_before_a_message_has_succeeded() {
+    fn after_a_stop_nothing_is_given_up_before_a_success() {
         let stop = DeadLetterStop {
             at_ms: 1,
             what: "3 in a row".into(),

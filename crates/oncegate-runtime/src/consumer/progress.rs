@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_transaction_that_left_nothing_may_be_repeated_without_a_claim() {
+    fn only_a_traceless_transaction_is_repeated_without_a_claim() {
         let failed = TransactionEnd::Failed {
             failure: Failure::retry("no"),
             outcome: RunOutcome::Failed,

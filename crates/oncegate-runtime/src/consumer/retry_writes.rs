@@ -102,7 +102,7 @@ mod tests {
 
     // invariant: stall-unreported
     #[test]
-    fn a_failure_lasts_until_its_own_topic_is_written_or_no_message_waits_because_of_it() {
+    fn a_failure_lasts_until_its_topic_is_written_or_none_waits() {
         let writes = Arc::new(RetryWrites::default());
         let first = writes.failed(SHORT, &"denied");
         let second = writes.failed(SHORT, &"denied");

@@ -327,7 +327,7 @@ mod tests {
 
     // invariant: transactional-poison
     #[tokio::test(start_paused = true)]
-    async fn nothing_starts_before_it_is_on_a_list_and_a_backlog_is_one_list() {
+    async fn nothing_starts_before_it_is_listed_and_a_backlog_is_one_list() {
         let (session, written) = session();
         let backlog: Vec<_> = (1..=100)
             .map(|number| session.receive(&key(number)))
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_key_of_a_session_that_ended_without_a_word_is_suspect_and_suspects_are_read_again() {
+    async fn keys_of_a_silent_session_are_suspect_and_suspects_are_reread() {
         let (session, written) = session();
         *written.suspects.lock() = vec![digest(7)];
         let seven = session.receive(&key(7));

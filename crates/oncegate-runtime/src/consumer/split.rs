@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_message_that_fails_its_batch_is_found_in_a_logarithm_of_calls() {
+    fn the_message_that_fails_its_batch_is_found_in_log_n_calls() {
         for poison in 0..100 {
             let mut split = Split::new((0..100).collect(), vec![]);
             let mut calls = 0;
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn every_message_that_fails_alone_in_a_row_counts_until_what_all_need_is_taken_to_be_down() {
+    fn failures_alone_count_until_they_are_taken_for_an_outage() {
         let mut split = Split::new((0..8).collect(), vec![]);
         let mut failed = Vec::new();
         while let Some((part, _)) = split.next_part() {

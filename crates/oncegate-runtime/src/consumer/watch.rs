@@ -410,7 +410,7 @@ mod tests {
 
     // invariant: outage-without-end
     #[test]
-    fn a_shard_that_was_asked_before_the_outage_is_not_known_to_answer() {
+    fn a_shard_asked_before_the_outage_is_not_known_to_answer() {
         let now = Instant::now() + Duration::from_secs(100);
         let asked = [(0, 1, 40), (0, 2, 20), (0, 3, 60), (1, 4, 0)];
         let asked = asked.map(|(route, number, ago)| {

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn only_messages_older_than_the_retention_may_have_been_forgotten() {
+    fn only_messages_older_than_the_retention_may_be_forgotten() {
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap();

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_end_of_a_run_is_noted_as_what_it_was_and_what_is_dropped_is_counted() {
+    async fn each_end_of_a_run_is_noted_and_dropped_entries_are_counted() {
         let kept = Arc::new(Kept::default());
         let counters = Arc::new(Counters::default());
         let store = Arc::new(MemoryStore::new());

@@ -136,7 +136,7 @@ mod tests {
 
     // invariant: clock-goes-back
     #[tokio::test]
-    async fn the_descriptor_has_the_longest_lease_of_all_gates_whichever_comes_first() {
+    async fn the_descriptor_has_the_longest_lease_of_gates_in_any_order() {
         let store = MemoryStore::with_clock(StoreTime::default);
         let scope = Scope::new("billing").unwrap();
 

@@ -339,7 +339,7 @@ mod tests {
 
     // invariant: loss-undetected
     #[tokio::test(start_paused = true)]
-    async fn a_copy_that_lacks_a_short_time_is_noticed_although_work_never_ceases() {
+    async fn a_copy_that_lags_briefly_is_noticed_under_constant_work() {
         // The looks are up to 3 s apart, or far more with many processes.
         for until_look in [Duration::from_secs(2), Duration::from_secs(60)] {
             for lag_ms in [300, 1_000] {
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_check_reads_has_a_limit_and_a_store_that_lost_nothing_raises_no_alarm() {
+    async fn a_check_reads_a_limited_sample_and_an_intact_store_is_fine() {
         let witnesses = Witnesses::default();
         let mut held = Held::default();
         let mut next = 0;

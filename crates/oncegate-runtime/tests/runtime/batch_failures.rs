@@ -34,7 +34,7 @@ async fn poisoned(batch: Vec<BatchMessage>, poison: Poison, poisonous: u64) -> O
 
 // invariant: batch-neighbours
 #[tokio::test(start_paused = true)]
-async fn a_message_that_fails_its_batch_is_found_and_costs_the_others_nothing() {
+async fn a_message_that_fails_its_batch_is_found_at_no_cost_to_others() {
     const MESSAGES: usize = 100;
     for (poison, cause) in [
         (Poison::Permanent, "permanent"),
@@ -154,7 +154,7 @@ async fn a_failure_that_no_message_can_have_caused_is_not_split() {
 
 // invariant: batch-neighbours
 #[tokio::test(start_paused = true)]
-async fn an_outage_of_what_all_need_is_not_searched_for_in_the_messages() {
+async fn an_outage_of_what_all_need_is_not_sought_in_the_messages() {
     const MESSAGES: usize = 64;
     let bench = Bench::of(numbered(MESSAGES));
     let seen = Seen::default();
@@ -209,7 +209,7 @@ async fn an_outage_of_what_all_need_is_not_searched_for_in_the_messages() {
 
 // invariant: batch-crash
 #[tokio::test(start_paused = true)]
-async fn a_batch_whose_outcomes_do_not_match_its_messages_has_an_unknown_outcome() {
+async fn a_batch_with_mismatched_outcomes_has_an_unknown_outcome() {
     let bench = Bench::of(numbered(3));
     let seen = Seen::default();
     let recovered = Arc::new(Mutex::new(Vec::new()));
@@ -289,7 +289,7 @@ async fn a_message_that_ended_its_process_twice_is_a_batch_of_its_own() {
 
 // invariant: batch-neighbours
 #[tokio::test(start_paused = true)]
-async fn a_dead_letter_that_cannot_be_written_holds_up_only_its_own_message() {
+async fn an_unwritable_dead_letter_holds_up_only_its_own_message() {
     #[derive(Debug)]
     struct Unwritable;
     #[async_trait::async_trait]
@@ -319,7 +319,7 @@ async fn a_dead_letter_that_cannot_be_written_holds_up_only_its_own_message() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_batch_is_dropped_and_its_messages_are_told_in_the_next_attempt() {
+async fn a_cancelled_batch_is_dropped_and_its_messages_are_recovered() {
     let bench = Bench::of(numbered(3));
     let seen = Seen::default();
     let dropped = Arc::new(AtomicBool::new(false));

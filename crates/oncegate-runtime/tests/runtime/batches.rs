@@ -136,7 +136,7 @@ pub(super) fn limits(messages: usize) -> BatchLimits {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batch_has_up_to_its_limit_of_messages_in_their_order_and_each_is_completed() {
+async fn a_batch_keeps_its_limit_and_order_and_completes_each_message() {
     let bench = Bench::of(numbered(250));
     let seen = Seen::default();
     let consumer = seen.consumer(&bench, limits(100), async |batch| succeed(&batch));
@@ -200,7 +200,7 @@ async fn each_message_of_a_batch_has_its_own_outcome() {
 
 // invariant: batch-order
 #[tokio::test(start_paused = true)]
-async fn a_key_is_in_a_batch_once_and_its_other_messages_get_the_result() {
+async fn a_key_is_in_a_batch_once_and_its_duplicates_get_the_result() {
     let twice = numbered(3).into_iter().chain(numbered(3));
     let bench = Bench::of(twice);
     let seen = Seen::default();

@@ -68,7 +68,7 @@ async fn survives(messages: usize, ordering: Ordering, in_vain_at_most: usize) -
 
 // invariant: dependency-down
 #[tokio::test(start_paused = true)]
-async fn a_dependency_that_is_down_for_half_an_hour_sends_nothing_to_the_dead_letters() {
+async fn a_dependency_down_for_half_an_hour_causes_no_dead_letter() {
     // A probe every 30 s at the most often, jitter included, and what ran before it opened.
     assert_eq!(survives(500, Ordering::Key, 200).await, 0);
 }
@@ -77,7 +77,7 @@ async fn a_dependency_that_is_down_for_half_an_hour_sends_nothing_to_the_dead_le
 /// failed.
 // invariant: dependency-down
 #[tokio::test(start_paused = true)]
-async fn a_dependency_that_is_down_sends_nothing_to_the_dead_letters_however_quick_the_retries() {
+async fn quick_retries_of_a_dependency_that_is_down_bury_nothing() {
     const MESSAGES: usize = 200;
     let bench = Bench::of(numbered(MESSAGES));
     let dependency = Dependency::down_for(HOUR / 60);
@@ -97,7 +97,7 @@ async fn a_dependency_that_is_down_sends_nothing_to_the_dead_letters_however_qui
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_a_partition_in_order_no_more_is_given_up_than_the_breaker_must_see() {
+async fn a_partition_in_order_gives_up_no_more_than_the_breaker_needs() {
     // Nineteen bad messages at its head cannot be distinguished from a dependency that is down.
     assert_eq!(survives(100, Ordering::Partition, 200).await, 19);
 }
@@ -159,7 +159,7 @@ async fn is_marked(store: &MemoryStore) -> bool {
 /// Each process is given the same first messages.
 // invariant: restarts-in-an-outage
 #[tokio::test(start_paused = true)]
-async fn thirteen_restarts_in_an_outage_send_nothing_to_the_dead_letters() {
+async fn thirteen_restarts_in_an_outage_cause_no_dead_letter() {
     const RESTARTS: u64 = 13;
     let store = Arc::new(MemoryStore::new());
     let letters = Arc::new(Letters::default());
@@ -211,7 +211,7 @@ async fn thirteen_restarts_in_an_outage_send_nothing_to_the_dead_letters() {
 
 /// The process that opened it was killed, and what its handler needs works again.
 #[tokio::test(start_paused = true)]
-async fn a_mark_that_is_out_of_date_costs_one_probe_and_pauses_nothing_while_no_message_comes() {
+async fn an_outdated_mark_costs_one_probe_and_pauses_no_idle_consumer() {
     let bench = Bench::of([]);
     let gate = bench.gate("runtime");
     gate.open().await.unwrap();
@@ -269,7 +269,7 @@ async fn a_mark_that_is_out_of_date_costs_one_probe_and_pauses_nothing_while_no_
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_mark_of_a_breaker_is_written_as_soon_as_the_store_answers() {
+async fn a_breakers_mark_is_written_as_soon_as_the_store_answers() {
     let bench = Bench::of(numbered(20));
     let store = Arc::new(FaultStore::new(
         Arc::clone(&bench.store) as _,

@@ -14,7 +14,7 @@ use super::list::{Letters, List, Listed};
 use super::{Bench, numbered};
 
 #[tokio::test(start_paused = true)]
-async fn without_dead_letters_the_first_hopeless_message_stops_the_consumer() {
+async fn without_dead_letters_a_hopeless_message_stops_the_consumer() {
     let bench = Bench::of([("", "{not json".to_owned())]);
     let gate = bench.gate("runtime");
     let consumer = Consumer::new(
@@ -87,7 +87,7 @@ async fn a_flood_stops_the_consumer_instead_of_draining_the_topic() {
 /// As a supervisor does that starts the consumer again and again.
 // invariant: restart-after-dead-letter-limit
 #[tokio::test(start_paused = true)]
-async fn a_consumer_that_stopped_at_its_dead_letter_limit_gives_up_nothing_after_a_restart() {
+async fn after_a_dead_letter_stop_a_restart_gives_up_nothing() {
     let store = Arc::new(MemoryStore::new());
     let letters = Arc::new(Letters::default());
     let start = |seed: u64, messages: Vec<(&'static str, String)>| {

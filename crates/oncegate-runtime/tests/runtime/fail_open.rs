@@ -105,7 +105,7 @@ async fn reports_that_it_fails_open(monitor: &Monitor) {
 
 // invariant: fail-open
 #[tokio::test(start_paused = true)]
-async fn messages_run_without_a_store_that_stays_away_and_through_it_when_it_is_back() {
+async fn messages_bypass_a_store_that_stays_away_until_it_is_back() {
     let away = Away::of(1);
     let told = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&told);
@@ -172,7 +172,7 @@ async fn messages_run_without_a_store_that_stays_away_and_through_it_when_it_is_
 
 // invariant: fail-open
 #[tokio::test(start_paused = true)]
-async fn an_outage_that_ends_in_time_lets_nothing_run_without_the_store() {
+async fn an_outage_that_ends_in_time_runs_nothing_without_the_store() {
     let away = Away::of(1);
     let consumer = away.consumer(async |_: Message, _: Attempt| Ok(()));
     let list = Arc::clone(&away.bench.list);
@@ -195,7 +195,7 @@ async fn an_outage_that_ends_in_time_lets_nothing_run_without_the_store() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_fails_without_the_store_is_tried_again_and_what_is_hopeless_is_buried() {
+async fn failures_without_the_store_are_retried_or_buried() {
     let away = Away::of(1);
     let runs = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&runs);
@@ -236,7 +236,7 @@ async fn what_fails_without_the_store_is_tried_again_and_what_is_hopeless_is_bur
 
 /// Every permit could be held by work that is done.
 #[tokio::test(start_paused = true)]
-async fn a_completion_that_was_under_way_is_not_waited_for_and_is_written_later() {
+async fn a_pending_completion_is_not_waited_for_and_is_written_later() {
     let away = Away::of(1);
     let store = Arc::clone(&away.store);
     let handler = move |_: Message, _: Attempt| {

@@ -56,7 +56,7 @@ async fn stop_while_the_answer_of_a_claim_is_lost(bench: &Bench, outage: Duratio
 
 // invariant: claim-left-behind
 #[tokio::test(start_paused = true)]
-async fn a_claim_whose_answer_was_lost_is_released_when_the_consumer_stops() {
+async fn a_claim_whose_answer_was_lost_is_released_at_the_stop() {
     for outage in [Duration::ZERO, Duration::from_secs(5)] {
         let bench = Bench::of(numbered(1));
         stop_while_the_answer_of_a_claim_is_lost(&bench, outage).await;
@@ -89,7 +89,7 @@ async fn a_claim_whose_answer_was_lost_is_released_when_the_consumer_stops() {
 
 // invariant: extra-run-uncounted
 #[tokio::test(start_paused = true)]
-async fn a_takeover_whose_answer_was_lost_is_counted_when_the_next_attempt_takes_over() {
+async fn a_takeover_whose_answer_was_lost_is_counted_at_the_next_one() {
     let bench = Bench::of(numbered(1));
     let message = Message::new(
         "orders",
@@ -135,7 +135,7 @@ async fn a_takeover_whose_answer_was_lost_is_counted_when_the_next_attempt_takes
 
 // invariant: claim-left-behind
 #[tokio::test(start_paused = true)]
-async fn a_stop_does_not_wait_beyond_its_deadline_for_a_store_that_stays_away() {
+async fn a_stop_waits_for_an_absent_store_only_until_its_deadline() {
     let bench = Bench::of(numbered(1));
     let began = Instant::now();
     let hour = Duration::from_secs(3_600);

@@ -151,7 +151,7 @@ async fn two_deliveries_of_one_key_wait_for_each_other_locally() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_result_that_is_too_large_is_not_kept_and_the_work_does_not_run_again() {
+async fn a_result_that_is_too_large_is_not_kept_and_causes_no_rerun() {
     let bench = Bench::of([
         ("", r#"{"id":1}"#.to_owned()),
         ("", r#"{"id":1}"#.to_owned()),
@@ -188,7 +188,7 @@ impl Handler for Answering {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_duplicate_that_cannot_be_answered_is_acknowledged_all_the_same() {
+async fn a_duplicate_that_cannot_be_answered_is_acked_all_the_same() {
     let bench = Bench::of([
         ("", r#"{"id":1}"#.to_owned()),
         ("", r#"{"id":1}"#.to_owned()),
@@ -209,7 +209,7 @@ async fn a_duplicate_that_cannot_be_answered_is_acknowledged_all_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_that_ended_its_process_twice_runs_alone_and_claims_nothing_before() {
+async fn after_two_crashes_a_message_runs_alone_and_claims_only_then() {
     let bench = Bench::of(numbered(6));
     let store = Arc::clone(&bench.store);
     let most_pending = Arc::new(AtomicUsize::new(0));
@@ -375,7 +375,7 @@ async fn settings_that_make_no_sense_are_refused_by_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_idempotency_key_of_a_step_is_the_same_in_every_attempt_of_every_delivery() {
+async fn a_steps_idempotency_key_survives_attempts_and_redeliveries() {
     let bench = Bench::of([
         ("", r#"{"id":1}"#.to_owned()),
         ("", r#"{"id":1.0}"#.to_owned()),

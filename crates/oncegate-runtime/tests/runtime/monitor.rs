@@ -167,7 +167,7 @@ async fn a_consumer_whose_future_was_dropped_has_ended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_away_makes_it_unready_and_a_restart_would_not_help() {
+async fn a_store_that_is_away_makes_it_unready_and_keeps_it_live() {
     let bench = Bench::of(numbered(2));
     let store = Arc::new(FaultStore::new(
         Arc::clone(&bench.store) as _,
@@ -201,7 +201,7 @@ async fn a_store_that_is_away_makes_it_unready_and_a_restart_would_not_help() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_runs_out_while_its_completion_is_unknown_was_not_lost_by_a_running_handler() {
+async fn a_lease_over_with_its_completion_unknown_is_no_lost_lease() {
     for ends_before in [true, false] {
         let bench = Bench::of(numbered(1));
         let store = Arc::new(FaultStore::new(
@@ -363,7 +363,7 @@ async fn a_handler_that_runs_for_too_long_is_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_that_another_worker_has_for_ever_is_named_and_is_no_stall() {
+async fn a_message_kept_for_ever_elsewhere_is_named_and_is_no_stall() {
     let bench = Bench::of(numbered(1));
     let gate = || bench.gate("runtime").max_run(LEASE * 4);
     let elsewhere = Message::new(
@@ -400,7 +400,7 @@ async fn a_message_that_another_worker_has_for_ever_is_named_and_is_no_stall() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_source_that_has_messages_and_delivers_none_is_a_stall_with_its_name() {
+async fn a_source_that_delivers_none_of_its_messages_is_a_named_stall() {
     let bench = Bench::of(numbered(1));
     let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(()));
     let monitor = consumer.monitor();

@@ -161,7 +161,7 @@ async fn what_a_handler_returns_during_an_outage_is_recorded_after_it() {
 
 // invariant: result-of-an-outage
 #[tokio::test(start_paused = true)]
-async fn what_a_handler_returns_after_another_process_has_taken_over_is_discarded() {
+async fn a_handlers_result_after_a_takeover_is_discarded() {
     let outage = Outage::new();
     let meanwhile = async {
         outage.began.notified().await;

@@ -43,7 +43,7 @@ async fn a_large_result_goes_to_the_result_store_and_comes_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_result_store_that_fails_for_a_while_gets_the_result_under_heartbeats() {
+async fn a_failing_result_store_gets_the_result_under_heartbeats() {
     let scene = Scene::of(&[1], Flaky::default());
     scene.run(1, 8).await;
     assert_eq!(scene.count("result_store_errors", "put"), 8);
@@ -58,7 +58,7 @@ async fn a_result_store_that_fails_for_a_while_gets_the_result_under_heartbeats(
 
 // invariant: result-store-decides
 #[tokio::test(start_paused = true)]
-async fn a_result_store_that_is_down_costs_the_result_and_never_the_completion() {
+async fn a_result_store_that_is_down_costs_only_the_result() {
     for hangs in [false, true] {
         let scene = Scene::of(
             &[1],
@@ -101,7 +101,7 @@ async fn a_duplicate_waits_for_a_result_store_that_does_not_answer() {
 
 // invariant: result-store-decides
 #[tokio::test(start_paused = true)]
-async fn a_lost_or_damaged_result_goes_to_the_raw_hook_and_is_acknowledged() {
+async fn a_lost_or_damaged_result_goes_to_the_raw_hook_and_is_acked() {
     type Damage = fn(&Flaky);
     let damages: [(&str, Damage); 4] = [
         ("not in the result store", |results| {
@@ -226,7 +226,7 @@ async fn survives_chaos(seed: u64) -> [u64; 3] {
 
 // invariant: result-store-decides
 #[tokio::test(start_paused = true)]
-async fn whatever_a_result_store_does_every_message_runs_once_and_is_acknowledged() {
+async fn whatever_a_result_store_does_messages_run_once_and_are_acked() {
     let mut reached = [0; 3];
     for _ in 0..30 {
         let failed = survives_chaos(fastrand::u64(..)).await;
@@ -286,7 +286,7 @@ async fn limits_decide_where_a_result_goes() {
 
 // invariant: result-store-decides
 #[tokio::test(start_paused = true)]
-async fn a_caller_who_goes_away_while_the_result_is_stored_loses_the_result_alone() {
+async fn a_caller_that_leaves_while_a_result_is_stored_loses_it_alone() {
     let scene = Scene::of(
         &[],
         Flaky {

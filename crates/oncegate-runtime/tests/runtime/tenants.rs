@@ -63,7 +63,7 @@ fn crowd() -> Bench {
 
 // invariant: tenant-limit
 #[tokio::test(start_paused = true)]
-async fn a_tenant_has_no_more_handlers_than_its_limit_and_the_others_go_on() {
+async fn a_tenant_runs_up_to_its_limit_while_the_others_go_on() {
     let (most, ended) = run(&crowd(), Some(3)).await;
     assert_eq!(most["big"], 3);
     let last_small = ended.iter().rposition(|tenant| tenant == "small").unwrap();

@@ -71,7 +71,7 @@ async fn a_retry_that_is_due_starts_before_messages_that_came_later() {
 
 // invariant: retry-takes-permits
 #[tokio::test(start_paused = true)]
-async fn a_retry_without_a_delay_leaves_the_permits_to_others_meanwhile() {
+async fn a_retry_without_a_delay_leaves_its_permits_to_others() {
     const LAST: u64 = 49;
     let bench = Bench::of(numbered(LAST as usize + 1));
     let attempts: Arc<Mutex<Option<u32>>> = Arc::default();
@@ -187,7 +187,7 @@ async fn the_status_lists_what_a_handler_wants_later() {
 
 // invariant: tenant-waits-for-store
 #[tokio::test(start_paused = true)]
-async fn a_message_held_back_for_its_store_holds_up_no_other_of_its_tenant() {
+async fn a_message_held_back_for_its_store_delays_none_of_its_tenant() {
     let payload = |id: u64, tenant: &str| format!(r#"{{"id":{id},"tenant":"{tenant}"}}"#);
     let bench = Bench::of([("", payload(0, "other"))]);
     let store = Arc::new(FaultStore::new(
@@ -233,7 +233,7 @@ async fn a_message_held_back_for_its_store_holds_up_no_other_of_its_tenant() {
 
 // invariant: busy-for-whole-lease
 #[tokio::test(start_paused = true)]
-async fn a_duplicate_does_not_wait_for_the_lease_of_a_short_run_elsewhere() {
+async fn a_duplicate_of_a_short_run_elsewhere_awaits_no_whole_lease() {
     let bench = Bench::of(numbered(1));
     let lease = Duration::from_secs(60);
     let gate = |seed| {
@@ -311,7 +311,7 @@ async fn asking_for_a_busy_key_backs_off() {
 
 // invariant: run-alone
 #[tokio::test(start_paused = true)]
-async fn a_message_that_waits_to_run_alone_does_not_start_after_the_stop() {
+async fn a_message_waiting_to_run_alone_does_not_start_after_a_stop() {
     let bench = Bench::of(numbered(2));
     end_two_processes(&bench, 1).await;
     let suspect_ran = Arc::new(AtomicBool::new(false));
@@ -353,7 +353,7 @@ async fn a_message_that_waits_to_run_alone_does_not_start_after_the_stop() {
 
 // invariant: run-alone
 #[tokio::test(start_paused = true)]
-async fn a_message_that_waits_to_run_alone_does_not_hold_up_the_others_for_a_long_run() {
+async fn a_wait_to_run_alone_behind_a_long_run_holds_up_no_others() {
     let bench = Bench::of(numbered(30));
     end_two_processes(&bench, 1).await;
     let released = Arc::new(Notify::new());
@@ -408,7 +408,7 @@ impl DeadLetters for CuttingLetters {
 
 // invariant: second-dead-letter
 #[tokio::test(start_paused = true)]
-async fn an_outage_between_a_dead_letter_and_its_mark_leads_to_no_second_letter() {
+async fn an_outage_between_dead_letter_and_mark_causes_no_second_one() {
     let bench = Bench::of(numbered(1));
     let store = Arc::new(FaultStore::new(
         Arc::clone(&bench.store) as _,

@@ -63,7 +63,7 @@ fn number(name: &str) -> Option<u64> {
 // invariant: ack-before-completed
 // invariant: second-committed-effect
 #[test]
-fn whatever_happens_nothing_is_lost_and_extra_effects_are_explained() {
+fn whatever_happens_nothing_is_lost_and_extras_are_explained() {
     std::panic::set_hook(Box::new(|panic| {
         let text = panic.to_string();
         if !text.contains("simulated") {

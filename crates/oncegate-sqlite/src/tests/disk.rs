@@ -22,7 +22,7 @@ async fn fill_log(store: &SqliteStore, bytes: u64) {
 }
 
 #[tokio::test]
-async fn a_log_that_an_open_read_transaction_lets_grow_is_told_and_cut_back_afterwards() {
+async fn a_log_that_an_open_read_transaction_grows_is_told_and_cut() {
     let place = TestFolder::new();
     let store = place.open().await;
     completed(&store, 1, DAY).await;

@@ -60,7 +60,7 @@ async fn expired_records_are_removed_and_others_stay() {
 
 // invariant: purge-too-slow
 #[tokio::test]
-async fn walks_come_sooner_than_they_must_and_until_nothing_expired_is_left() {
+async fn walks_come_early_and_until_nothing_expired_is_left() {
     let place = TestFolder::new();
     let store = SqliteStore::builder(place.path())
         .purge_every(DAY)
@@ -88,7 +88,7 @@ async fn until_oldest(store: &SqliteStore, is: fn(Option<Duration>) -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_age_of_the_oldest_expired_record_is_told_while_it_is_there() {
+async fn the_age_of_the_oldest_expired_record_is_told_while_present() {
     let place = TestFolder::new();
     let refuses = Arc::new(std::sync::atomic::AtomicBool::new(true));
     let asked = Arc::clone(&refuses);
@@ -160,7 +160,7 @@ async fn an_archive_that_refuses_keeps_the_records_where_they_are() {
 
 // invariant: archive-in-sqlite
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_archive_is_in_nobodys_way_and_what_is_claimed_meanwhile_stays() {
+async fn a_slow_archive_blocks_nothing_and_keeps_what_is_claimed() {
     let place = TestFolder::new();
     let (entered, is_entered) = mpsc::channel();
     let (leave, may_leave) = mpsc::channel::<()>();

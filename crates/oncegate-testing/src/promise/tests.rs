@@ -257,7 +257,7 @@ fn an_extension_that_crossed_the_release_protects_nothing() {
 
 // invariant: promise-from-history
 #[test]
-fn a_claim_that_waits_longer_than_a_lease_for_a_locked_row_may_be_answered_busy() {
+fn a_claim_that_outwaits_a_lease_for_a_locked_row_may_be_busy() {
     let mut waited = asked(LEASE_MS * 2);
     check(waited.clone(), &["S16"]);
     waited.evidence.locks_rows = true;
@@ -335,7 +335,7 @@ fn an_operation_that_is_none_is_explained_by_nothing() {
 
 // invariant: promise-from-history
 #[test]
-fn a_history_gives_back_what_was_noted_and_leaves_out_what_is_half_written() {
+fn a_history_returns_what_was_noted_and_omits_torn_entries() {
     let folder = std::env::temp_dir().join(format!("oncegate-history-{}", std::process::id()));
     let history = History::open(&folder).unwrap().as_process(7);
     history.note(Occurrence::LossNoticed);

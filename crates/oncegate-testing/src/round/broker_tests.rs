@@ -111,7 +111,7 @@ async fn a_message_that_is_held_back_comes_after_another() {
 }
 
 #[tokio::test]
-async fn a_copy_reaches_a_second_member_while_the_first_has_the_message() {
+async fn a_copy_reaches_a_second_member_while_the_first_holds_it() {
     let broker = broker(1, 1);
     broker.join(1);
     broker.join(2);

@@ -200,7 +200,7 @@ mod tests {
     /// As after a refused certificate: the connection ends while the request is on its way to it.
     /// In hyper alone, one of a hundred thousand requests is left without an answer here.
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn every_request_has_an_answer_although_its_connection_ends_at_once() {
+    async fn every_request_is_answered_though_its_connection_ends_at_once() {
         const REQUESTS: usize = 20_000;
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -130,7 +130,7 @@ fn check(left: Left, broken: &[&str]) {
 
 // invariant: one-judge-of-effects
 #[test]
-fn a_second_effect_is_explained_only_by_a_fault_that_the_first_run_met() {
+fn only_a_fault_of_the_first_run_explains_a_second_effect() {
     check(Left::first_run().committed(2_000, 1), &[]);
     assert_eq!(Left::first_run().and_again().judged().second_effects, 1);
     check(Left::first_run().and_again(), &["S8"]);

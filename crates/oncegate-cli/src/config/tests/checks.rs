@@ -172,7 +172,7 @@ fn times_that_do_not_fit_a_queue_are_found() {
 }
 
 #[test]
-fn standard_input_is_read_once_and_has_its_dead_letters_in_a_file() {
+fn standard_input_has_one_consumer_and_dead_letters_in_a_file() {
     let stdin = FINE
         .replace(
             "source = { kafka = { brokers = [\"b:9092\"], topics = [\"orders\"], properties = { \"security.protocol\" = \"SSL\" } } }",
@@ -205,7 +205,7 @@ fn standard_input_is_read_once_and_has_its_dead_letters_in_a_file() {
 }
 
 #[test]
-fn what_this_build_cannot_do_or_would_show_to_the_network_is_found_without_a_server() {
+fn unsupported_or_plain_text_logins_are_found_without_a_server() {
     for (properties, words) in [
         (
             r#""security.protocol" = "SASL_SSL", "sasl.mechanism" = "GSSAPI""#,

@@ -78,7 +78,7 @@ async fn serve(status: &'static str, body: String) -> SocketAddr {
 
 /// The lines of docs/AUDIT.md, with the names of the servers replaced.
 #[tokio::test]
-async fn a_query_of_postgresql_and_an_export_by_http_are_lists_of_effects() {
+async fn a_postgresql_query_or_an_http_export_lists_the_effects() {
     let consumed = Consumed::in_redis().await;
     consumed.lose([ORDERS]).await;
     let keys: Vec<String> = consumed

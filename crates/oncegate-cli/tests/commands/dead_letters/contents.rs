@@ -9,7 +9,7 @@ use super::super::shop::order;
 use super::{ORDERS, OnKafka, WHY, numbers};
 
 #[tokio::test]
-async fn letters_are_listed_with_all_that_is_known_and_nothing_of_their_payloads() {
+async fn letters_are_listed_with_all_details_but_no_payload() {
     let given_up = OnKafka::new().await;
     let list = given_up.dead_letters("list", &["--json"]).await;
     let json = list.ended(0).json();
@@ -110,7 +110,7 @@ async fn garbage_is_no_position(given_up: &OnKafka) {
 }
 
 #[tokio::test]
-async fn a_message_that_fails_again_is_redriven_once_more_and_its_old_letter_is_not() {
+async fn after_another_failure_only_the_new_letter_is_redriven() {
     let given_up = OnKafka::new().await;
     let filter = ["--reason", "order 5"];
     let names = ["wanted", "sent", "reopened", "sent_already"];
@@ -143,7 +143,7 @@ async fn a_message_that_fails_again_is_redriven_once_more_and_its_old_letter_is_
 }
 
 #[tokio::test]
-async fn a_message_keeps_its_route_its_headers_and_its_key_on_the_way_to_another_topic() {
+async fn a_redrive_to_another_topic_keeps_route_headers_and_key() {
     let given_up = OnKafka::new().await;
     given_up.shop.mend();
     let other = given_up.kafka.new_topic("other", 1).await;

@@ -19,7 +19,7 @@ fn consumer(brokers: &str, store: &str, topic: &str, key: &str, more: &str) -> S
 }
 
 #[tokio::test]
-async fn store_and_topics_are_asked_for_each_consumer_and_nothing_is_changed() {
+async fn stores_and_topics_of_all_consumers_are_asked_and_unchanged() {
     let kafka = Kafka::shared().await;
     let server = RedisServer::start().await;
     let topic = kafka.new_topic("orders", 1).await;

@@ -8,7 +8,7 @@ use super::{doctor, findings, says};
 
 /// Without credentials no call can be made: the queue cannot be reached.
 #[tokio::test]
-async fn a_queue_without_credentials_is_out_of_reach_and_its_error_is_readable() {
+async fn a_queue_without_credentials_is_unreachable_in_readable_words() {
     let server = RedisServer::start().await;
     let nothing = tempfile::tempdir().unwrap();
     let none = nothing.path().join("none").display().to_string();
@@ -88,7 +88,7 @@ source_profile = program
 }
 
 #[tokio::test]
-async fn a_queue_that_takes_messages_too_early_or_keeps_them_too_long_is_found() {
+async fn a_queue_that_takes_back_too_early_or_keeps_too_long_is_found() {
     let sqs = Sqs::shared().await;
     let redis = Redis::shared().await;
     let queue = sqs.new_queue("orders").await;
@@ -125,7 +125,7 @@ async fn a_queue_that_takes_messages_too_early_or_keeps_them_too_long_is_found()
 }
 
 #[tokio::test]
-async fn a_queue_of_dead_letters_that_takes_less_than_the_queue_is_found() {
+async fn a_dead_letter_queue_with_a_smaller_size_limit_is_found() {
     let moto = Moto::shared().await;
     let redis = Redis::shared().await;
     let sqs = moto.sqs();

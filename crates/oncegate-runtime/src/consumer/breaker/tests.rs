@@ -95,7 +95,7 @@ fn a_few_bad_messages_open_nothing_however_often_they_fail() {
 }
 
 #[test]
-fn a_process_that_finds_the_mark_probes_at_once_and_then_after_the_first_pause() {
+fn a_marked_start_probes_at_once_then_after_the_first_pause() {
     let mut bench = Bench::new();
     bench.state = State::marked_open(bench.now);
     assert_eq!(
@@ -130,7 +130,7 @@ fn a_process_that_finds_the_mark_probes_at_once_and_then_after_the_first_pause()
 }
 
 #[test]
-fn a_few_bad_messages_open_nothing_though_nothing_goes_through_between() {
+fn a_few_bad_messages_open_nothing_even_without_successes() {
     let mut bench = Bench::new();
     for _ in 0..100 {
         for key in 1..=3 {
@@ -215,7 +215,7 @@ fn a_failed_probe_makes_the_pause_longer_up_to_its_limit() {
 }
 
 #[test]
-fn a_pause_that_the_handler_requests_replaces_the_doubled_one_within_the_limits() {
+fn a_requested_pause_replaces_the_doubled_one_within_limits() {
     let mut bench = Bench::opened();
     bench.probe(1_000, 5);
     for (key, requested_ms, wait_ms) in [

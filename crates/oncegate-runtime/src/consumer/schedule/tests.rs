@@ -11,7 +11,7 @@ use simulated::SimulatedEngine;
 
 // invariant: schedule-loses-message
 #[test]
-fn whatever_happens_the_counts_are_those_of_the_table_and_every_message_ends_once() {
+fn whatever_happens_counts_match_and_each_message_ends_once() {
     let base = fastrand::u64(..);
     for seed in (0..200).map(|n| base.wrapping_add(n)) {
         println!("seed {seed}");
@@ -125,7 +125,7 @@ fn the_oldest_ready_message_is_first_even_after_a_delay() {
 
 // invariant: outage-ends-too-early
 #[test]
-fn an_answer_from_before_an_outage_does_not_end_it_and_the_shard_is_asked_at_once() {
+fn an_answer_from_before_an_outage_probes_and_does_not_end_it() {
     let mut schedule = Schedule::new(None, None);
     let now = Instant::now();
     let shard = Shard {
@@ -222,7 +222,7 @@ fn a_shard_that_has_left_does_not_count_as_one_that_answers() {
 }
 
 #[test]
-fn a_message_of_a_full_tenant_starts_when_the_one_before_it_is_held_back() {
+fn a_full_tenants_next_message_starts_when_one_is_held_back() {
     let mut schedule = Schedule::new(Some(1), None);
     let now = Instant::now();
     (0..3).for_each(|number| schedule.arrive(number, arrival(Some(7))));
@@ -267,7 +267,7 @@ fn batching(limits: BatchLimits) -> Schedule<u32> {
 
 // invariant: batch-waits
 #[test]
-fn a_batch_starts_when_it_is_full_or_when_its_first_message_has_waited() {
+fn a_batch_starts_when_full_or_when_its_first_has_waited() {
     let mut schedule = batching(BatchLimits::new(2));
     let now = Instant::now();
     (0..3).for_each(|number| schedule.arrive(number, arrival(None)));
@@ -312,7 +312,7 @@ fn no_batch_waits_when_no_message_can_come() {
 }
 
 #[test]
-fn the_bytes_of_a_batch_are_limited_and_a_larger_message_is_a_batch_of_its_own() {
+fn batches_have_a_byte_limit_and_larger_messages_run_alone() {
     let mut schedule = batching(BatchLimits::new(9).bytes(10));
     let now = Instant::now();
     for (number, bytes) in [(0, 4), (1, 6), (2, 30), (3, 1)] {
@@ -329,7 +329,7 @@ fn the_bytes_of_a_batch_are_limited_and_a_larger_message_is_a_batch_of_its_own()
 }
 
 #[test]
-fn a_message_that_is_kept_out_of_batches_starts_alone_and_waits_for_no_other() {
+fn a_message_kept_out_of_batches_starts_alone_without_a_wait() {
     let mut schedule = batching(BatchLimits::new(9));
     let now = Instant::now();
     schedule.arrive(0, arrival(None));

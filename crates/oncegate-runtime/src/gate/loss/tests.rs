@@ -105,7 +105,7 @@ async fn completed(watch: &LossWatch) -> StorePosition {
 
 // invariant: loss-checks-that-spread
 #[tokio::test]
-async fn with_many_processes_each_check_reads_the_descriptor_and_few_read_records() {
+async fn with_many_processes_checks_read_descriptors_and_few_records() {
     let (store, watch) = watched().await;
     let key = StoreKey::new(&watch.scope, Digest::from_bytes([7; 16]));
     watch.witnesses.note_completed(
@@ -158,7 +158,7 @@ async fn checks_without_an_answer_are_noted_until_one_is_answered() {
 
 // invariant: loss-undetected
 #[tokio::test]
-async fn what_others_complete_and_commit_after_a_process_has_read_the_store_is_no_loss() {
+async fn what_others_commit_after_a_start_read_the_store_is_no_loss() {
     let (store, running) = watched().await;
     // It reads the store when it opens, and then waits for the broker, which tells what the other
     // one has committed since.
