@@ -1,17 +1,21 @@
-//! A client that has lost its connections and makes none, though the brokers answer others.
+//! A client that has lost its connections and makes none, or has one that carries nothing, though
+//! the brokers answer others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
+use oncegate::dead_letters::DeadLetters as _;
+use oncegate::kafka::KafkaDeadLetters;
 use oncegate::source::Source;
 use oncegate_testkit::{Kafka, KafkaBroker, unique, until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
+use crate::secured::letter;
 use crate::stage::{
     CLOSE, LIMIT, NEW, QUICK, finish, finish_if_ours, member, numbered, open, receive,
     until_committed,
@@ -142,5 +146,53 @@ async fn an_unconnected_client_is_replaced_when_brokers_answer() {
         loses_its_connections(&kafka, &quick, QUICK),
         loses_its_connections(&kafka, &new, NEW)
     );
+    leading.abort();
+}
+
+/// A proxy before a broker. Once it is `frozen`, the connections that are there carry nothing more,
+/// and stay open; those made afterwards pass.
+async fn lead_until(listener: TcpListener, broker: String, frozen: watch::Receiver<bool>) {
+    let mut connections = JoinSet::new();
+    while let Ok((mut client, _)) = listener.accept().await {
+        let broker = broker.clone();
+        let mut frozen = frozen.clone();
+        connections.spawn(async move {
+            let mut server = TcpStream::connect(broker).await?;
+            let copied = tokio::io::copy_bidirectional(&mut client, &mut server);
+            if *frozen.borrow() {
+                return copied.await.map(drop);
+            }
+            let freezes = async { drop(frozen.wait_for(|frozen| *frozen).await) };
+            tokio::select! {
+                copied = copied => copied.map(drop),
+                () = freezes => std::future::pending().await,
+            }
+        });
+    }
+}
+
+// invariant: dead-letter-lost
+#[tokio::test(flavor = "multi_thread")]
+async fn a_producer_that_writes_nothing_is_replaced() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    let broker =
+        KafkaBroker::start_with(&[&format!("advertised.listeners=PLAINTEXT://{address}")]).await;
+    let (freeze, frozen) = watch::channel(false);
+    let leading = tokio::spawn(lead_until(listener, broker.bootstrap().to_owned(), frozen));
+    let kafka = Kafka::at(address.to_string());
+    let topic = kafka.new_topic("letters", 1).await;
+    let letters = KafkaDeadLetters::new(kafka.bootstrap(), &topic)
+        .property("delivery.timeout.ms", "2000")
+        // The client does not give up its connection during the test.
+        .property("socket.timeout.ms", "300000");
+    letters.open().await.expect("it opens");
+    letters.send(&letter()).await.expect("it is written");
+    freeze.send_replace(true);
+    let sent = async || {
+        let sent = letters.send(&letter()).await;
+        sent.map_err(|error| error.to_string())
+    };
+    until("a dead letter to be written", LIMIT, sent).await;
     leading.abort();
 }

@@ -3,12 +3,13 @@
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 use rdkafka::client::{ClientContext, OAuthToken};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 
@@ -80,8 +81,9 @@ impl<'m> From<&'m Message> for Content<'m> {
 /// A producer whose messages count as sent when all in-sync replicas have them.
 ///
 /// Its librdkafka client sends nothing more after a fatal error, for example after one answer that
-/// denies idempotent writes. Another client replaces it then, and also when a password or
-/// certificate has changed.
+/// denies idempotent writes. After brokers that came and went it may connect no more, so that every
+/// message waits until its time is over, though the brokers answer others. Another client replaces
+/// it then, and also when a password or certificate has changed.
 pub(crate) struct DurableProducer {
     brokers: String,
     properties: Properties,
@@ -93,12 +95,28 @@ type ProducerClient = FutureProducer<ProducerContext>;
 /// The client in use.
 struct Current {
     client: ProducerClient,
+    /// Differs from that of every other client of this process.
+    number: u64,
     config: ClientConfig,
     context: ProducerContext,
     /// The contents of the files that it was made of.
     contents: FileContents,
     /// The time at which the files are read next.
     look_at: Instant,
+    /// The time before which the brokers are not asked again whether they answer another client.
+    ask_at: Instant,
+}
+
+/// The number of the next client.
+static NUMBER: AtomicU64 = AtomicU64::new(0);
+
+impl Current {
+    /// Replaces the client by one with the same settings. Returns the former one, to be ended.
+    fn replace(&mut self) -> Result<ProducerClient, KafkaError> {
+        let next = self.config.create_with_context(self.context.clone())?;
+        self.number = NUMBER.fetch_add(1, Relaxed);
+        Ok(std::mem::replace(&mut self.client, next))
+    }
 }
 
 impl DurableProducer {
@@ -125,16 +143,19 @@ impl DurableProducer {
         content: Content<'_>,
         headers: OwnedHeaders,
     ) -> Result<(), KafkaError> {
-        let client = self.client_for(topic).await;
+        let (client, number) = self.client_for(topic).await;
         let Err(error) = deliver(&client, topic, content, headers.clone()).await else {
             self.current().context.refusal().take();
             return Ok(());
         };
-        // Only after a fatal error does another client do better.
-        if client.client().fatal_error().is_none() {
+        // Only after a fatal error, or without a connection, does another client do better.
+        let client = if client.client().fatal_error().is_some() {
+            self.replace_failed().await?
+        } else if is_over(&error) && self.is_replaced(number, topic).await? {
+            self.current().client.clone()
+        } else {
             return Err(error);
-        }
-        let client = self.replace_failed().await?;
+        };
         deliver(&client, topic, content, headers)
             .await
             .map_err(|error| match client.client().fatal_error() {
@@ -159,10 +180,7 @@ impl DurableProducer {
             let former = match current.client.client().fatal_error() {
                 Some((code, reason)) => {
                     tracing::warn!(%code, reason, "a Kafka producer has failed; replacing it");
-                    let next = current
-                        .config
-                        .create_with_context(current.context.clone())?;
-                    Some(std::mem::replace(&mut current.client, next))
+                    Some(current.replace()?)
                 }
                 None => None,
             };
@@ -172,18 +190,55 @@ impl DurableProducer {
         Ok(client)
     }
 
-    /// Returns the client to write to `topic` with: another one, once the brokers accept a changed
-    /// password or certificate.
-    async fn client_for(&self, topic: &str) -> ProducerClient {
+    /// Replaces the client of this number, which has written nothing in time, if the brokers answer
+    /// another client. Returns whether it is replaced, by this call or another one.
+    async fn is_replaced(&self, number: u64, topic: &str) -> Result<bool, KafkaError> {
+        {
+            let mut current = self.current();
+            if current.number != number {
+                return Ok(true);
+            }
+            let now = Instant::now();
+            if now < current.ask_at {
+                return Ok(false);
+            }
+            current.ask_at = now + rotation::LOOK_EVERY;
+        }
+        let brokers = self.brokers.clone();
+        let properties = self.properties.clone();
+        let topic = topic.to_owned();
+        let asked =
+            tokio::task::spawn_blocking(move || answer_others(&brokers, &properties, &topic)).await;
+        if !asked.is_ok_and(|answered| answered.is_ok()) {
+            return Ok(false);
+        }
+        let former = {
+            let mut current = self.current();
+            if current.number != number {
+                return Ok(true);
+            }
+            tracing::warn!(
+                "a Kafka producer has written nothing in time, though the brokers answer another client; replacing it"
+            );
+            current.replace()?
+        };
+        end(former).await;
+        Ok(true)
+    }
+
+    /// Returns the client to write to `topic` with, and its number: another one, once the brokers
+    /// accept a changed password or certificate.
+    async fn client_for(&self, topic: &str) -> (ProducerClient, u64) {
         let (client, contents) = {
             let mut current = self.current();
             let now = Instant::now();
             if !self.properties.has_files() || now < current.look_at {
-                return current.client.clone();
+                return (current.client.clone(), current.number);
             }
             // Until this one knows more, other calls use the client that is there.
             current.look_at = now + rotation::TRIAL_TIMEOUT;
-            (current.client.clone(), current.contents)
+            let client = (current.client.clone(), current.number);
+            (client, current.contents)
         };
         let brokers = self.brokers.clone();
         let properties = self.properties.clone();
@@ -201,7 +256,7 @@ impl DurableProducer {
                         "a Kafka producer is replaced, because its password or certificate has changed"
                     );
                     let former = std::mem::replace(&mut *current, next);
-                    (current.client.clone(), former)
+                    ((current.client.clone(), current.number), former)
                 }
             }
         };
@@ -229,16 +284,25 @@ fn changed(
     if properties.contents() == contents {
         return None;
     }
-    let next = Current::new(brokers, properties).and_then(|next| {
-        let mut asking = ClientConfig::new();
-        asking.extend(properties.only(is_connection).read()?);
-        asking.set("bootstrap.servers", brokers);
-        rotation::answers(asking, topic).map(|()| next)
-    });
+    let next = Current::new(brokers, properties)
+        .and_then(|next| answer_others(brokers, properties, topic).map(|()| next));
     next.inspect_err(|error| {
         tracing::warn!(%error, "a producer's changed password or certificate is not accepted yet; continuing with the former one");
     })
     .ok()
+}
+
+/// Checks that the brokers answer another client that connects with the same properties.
+fn answer_others(brokers: &str, properties: &Properties, topic: &str) -> Result<(), SourceError> {
+    let mut asking = ClientConfig::new();
+    asking.extend(properties.only(is_connection).read()?);
+    asking.set("bootstrap.servers", brokers);
+    rotation::answers(asking, topic)
+}
+
+/// Returns whether the time of a message was over before it was written.
+fn is_over(error: &KafkaError) -> bool {
+    error.rdkafka_error_code() == Some(RDKafkaErrorCode::MessageTimedOut)
 }
 
 impl Current {
@@ -253,10 +317,12 @@ impl Current {
             .map_err(settings::unusable)?;
         Ok(Self {
             client,
+            number: NUMBER.fetch_add(1, Relaxed),
             config,
             context,
             contents,
             look_at: Instant::now() + rotation::LOOK_EVERY,
+            ask_at: Instant::now(),
         })
     }
 }
@@ -384,54 +450,5 @@ impl ClientContext for ProducerContext {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::KafkaSource;
-
-    #[test]
-    fn a_producer_takes_over_exactly_the_connection_properties() {
-        for name in [
-            "security.protocol",
-            "sasl.mechanism",
-            "ssl.ca.location",
-            "enable.ssl.certificate.verification",
-            "https.ca.location",
-            "client.dns.lookup",
-            "reconnect.backoff.ms",
-            "reconnect.backoff.max.ms",
-        ] {
-            assert!(is_connection(name), "{name}");
-        }
-        for name in [
-            "group.protocol",
-            "session.timeout.ms",
-            "fetch.queue.backoff.ms",
-            "enable.auto.commit",
-        ] {
-            assert!(!is_connection(name), "{name}");
-        }
-    }
-
-    #[test]
-    fn a_producer_reconnects_like_its_consumer_unless_set_otherwise() {
-        let (name, value) = settings::RECONNECT;
-        let of_producer = |properties: &Properties| {
-            let config = config("b:1", &properties.read().expect("no file"))?;
-            Ok::<_, SourceError>(config.get(name).map(str::to_owned))
-        };
-        let source = KafkaSource::new("b:1", "g", ["orders"]);
-        assert_eq!(
-            of_producer(&source.connection().1)
-                .expect("valid")
-                .as_deref(),
-            Some(value)
-        );
-        let source = source.property(name, "250");
-        assert_eq!(
-            of_producer(&source.connection().1)
-                .expect("valid")
-                .as_deref(),
-            Some("250")
-        );
-    }
-}
+#[path = "producer_tests.rs"]
+mod tests;
