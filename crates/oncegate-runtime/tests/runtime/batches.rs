@@ -343,7 +343,11 @@ async fn limits_that_make_no_sense_are_refused_by_name() {
             .await
             .contains("`batch.messages`")
     );
-    assert!(refused(BatchLimits::new(51)).await.contains("`in_flight`"));
+    assert!(
+        refused(BatchLimits::new(51))
+            .await
+            .contains("`in_flight_messages`")
+    );
     assert!(
         refused(BatchLimits::new(5).bytes(0))
             .await

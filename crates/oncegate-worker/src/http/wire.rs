@@ -297,7 +297,7 @@ mod tests {
         assert!(refused(&file).contains("`tls_root`"), "{}", refused(&file));
         std::fs::write(&file, "no certificate").unwrap();
         assert!(
-            refused(&file).contains("holds no certificate"),
+            refused(&file).contains("no certificate in PEM"),
             "{}",
             refused(&file)
         );
