@@ -1,5 +1,4 @@
-//! A client that has lost its connections and makes none, or has one that carries nothing, though
-//! the brokers answer others.
+//! A client that has lost its connections and makes none, though the brokers answer others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -149,23 +148,23 @@ async fn an_unconnected_client_is_replaced_when_brokers_answer() {
     leading.abort();
 }
 
-/// A proxy before a broker. Once it is `frozen`, the connections that are there carry nothing more,
-/// and stay open; those made afterwards pass.
-async fn lead_until(listener: TcpListener, broker: String, frozen: watch::Receiver<bool>) {
+/// A proxy before a broker. The connections that are there are closed when it is `cut`; those made
+/// afterwards pass.
+async fn lead_until(listener: TcpListener, broker: String, cut: watch::Receiver<bool>) {
     let mut connections = JoinSet::new();
     while let Ok((mut client, _)) = listener.accept().await {
         let broker = broker.clone();
-        let mut frozen = frozen.clone();
+        let mut cut = cut.clone();
         connections.spawn(async move {
             let mut server = TcpStream::connect(broker).await?;
             let copied = tokio::io::copy_bidirectional(&mut client, &mut server);
-            if *frozen.borrow() {
+            if *cut.borrow() {
                 return copied.await.map(drop);
             }
-            let freezes = async { drop(frozen.wait_for(|frozen| *frozen).await) };
+            let is_cut = async { drop(cut.wait_for(|cut| *cut).await) };
             tokio::select! {
                 copied = copied => copied.map(drop),
-                () = freezes => std::future::pending().await,
+                () = is_cut => Ok(()),
             }
         });
     }
@@ -178,17 +177,18 @@ async fn a_producer_that_writes_nothing_is_replaced() {
     let address = listener.local_addr().expect("it is bound");
     let broker =
         KafkaBroker::start_with(&[&format!("advertised.listeners=PLAINTEXT://{address}")]).await;
-    let (freeze, frozen) = watch::channel(false);
-    let leading = tokio::spawn(lead_until(listener, broker.bootstrap().to_owned(), frozen));
+    let (cut, is_cut) = watch::channel(false);
+    let leading = tokio::spawn(lead_until(listener, broker.bootstrap().to_owned(), is_cut));
     let kafka = Kafka::at(address.to_string());
     let topic = kafka.new_topic("letters", 1).await;
     let letters = KafkaDeadLetters::new(kafka.bootstrap(), &topic)
         .property("delivery.timeout.ms", "2000")
-        // The client does not give up its connection during the test.
-        .property("socket.timeout.ms", "300000");
+        // The client makes no other connection during the test; a new one connects at once.
+        .property("reconnect.backoff.ms", "3600000")
+        .property("reconnect.backoff.max.ms", "3600000");
     letters.open().await.expect("it opens");
     letters.send(&letter()).await.expect("it is written");
-    freeze.send_replace(true);
+    cut.send_replace(true);
     let sent = async || {
         let sent = letters.send(&letter()).await;
         sent.map_err(|error| error.to_string())
