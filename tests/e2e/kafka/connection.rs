@@ -2,19 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::OptionFuture;
-use oncegate::dead_letters::DeadLetters as _;
-use oncegate::kafka::KafkaDeadLetters;
 use oncegate::source::Source;
 use oncegate_testkit::{Kafka, KafkaBroker, unique, until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use crate::secured::letter;
 use crate::stage::{
     CLOSE, LIMIT, NEW, QUICK, finish, finish_if_ours, member, numbered, open, receive,
     until_committed,
@@ -145,60 +142,5 @@ async fn an_unconnected_client_is_replaced_when_brokers_answer() {
         loses_its_connections(&kafka, &quick, QUICK),
         loses_its_connections(&kafka, &new, NEW)
     );
-    leading.abort();
-}
-
-/// How long a proxy refuses connections after it is cut. The client tries again at once.
-const REFUSES_FOR: Duration = Duration::from_secs(1);
-
-/// A proxy before a broker. The connections that are there are closed when it is `cut`, and those
-/// made in the next second; later ones pass.
-async fn lead_until(listener: TcpListener, broker: String, cut: watch::Receiver<Option<Instant>>) {
-    let mut connections = JoinSet::new();
-    while let Ok((mut client, _)) = listener.accept().await {
-        let broker = broker.clone();
-        let mut cut = cut.clone();
-        connections.spawn(async move {
-            let mut server = TcpStream::connect(broker).await?;
-            let copied = tokio::io::copy_bidirectional(&mut client, &mut server);
-            let cut_at = *cut.borrow();
-            match cut_at {
-                Some(at) if at.elapsed() < REFUSES_FOR => return Ok(()),
-                Some(_) => return copied.await.map(drop),
-                None => {}
-            }
-            let is_cut = async { drop(cut.wait_for(Option::is_some).await) };
-            tokio::select! {
-                copied = copied => copied.map(drop),
-                () = is_cut => Ok(()),
-            }
-        });
-    }
-}
-
-// invariant: dead-letter-lost
-#[tokio::test(flavor = "multi_thread")]
-async fn a_producer_that_writes_nothing_is_replaced() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let address = listener.local_addr().expect("it is bound");
-    let broker =
-        KafkaBroker::start_with(&[&format!("advertised.listeners=PLAINTEXT://{address}")]).await;
-    let (cut, is_cut) = watch::channel(None);
-    let leading = tokio::spawn(lead_until(listener, broker.bootstrap().to_owned(), is_cut));
-    let kafka = Kafka::at(address.to_string());
-    let topic = kafka.new_topic("letters", 1).await;
-    let letters = KafkaDeadLetters::new(kafka.bootstrap(), &topic)
-        .property("delivery.timeout.ms", "2000")
-        // A client that was refused tries again in an hour; a new one connects at once.
-        .property("reconnect.backoff.ms", "3600000")
-        .property("reconnect.backoff.max.ms", "3600000");
-    letters.open().await.expect("it opens");
-    letters.send(&letter()).await.expect("it is written");
-    cut.send_replace(Some(Instant::now()));
-    let sent = async || {
-        let sent = letters.send(&letter()).await;
-        sent.map_err(|error| error.to_string())
-    };
-    until("a dead letter to be written", LIMIT, sent).await;
     leading.abort();
 }
