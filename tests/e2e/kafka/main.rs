@@ -14,6 +14,7 @@ mod connection;
 mod data;
 mod denied;
 mod health;
+mod heartbeats;
 mod letters;
 mod membership;
 mod oauth;

@@ -14,7 +14,7 @@ use oncegate::source::Source;
 use oncegate_testkit::{Kafka, KafkaBroker, Record, unique, until};
 use tokio::task::JoinHandle;
 
-use crate::stage::{NEW, QUICK, RANGE, finish_if_ours, logged, with};
+use crate::stage::{QUICK, RANGE, finish_if_ours, logged, with};
 
 const MEMBERS: usize = 3;
 const PARTITIONS: i32 = 6;
@@ -25,6 +25,12 @@ const BACK: Duration = Duration::from_secs(150);
 const SESSIONS: [&str; 2] = [
     "group.consumer.session.timeout.ms=6000",
     "group.consumer.heartbeat.interval.ms=500",
+];
+/// The new protocol. A member that misses the answer which tells it to give partitions away keeps them
+/// for `max.poll.interval.ms` (`heartbeats.rs`), five minutes by default.
+const NEW: &[(&str, &str)] = &[
+    ("group.protocol", "consumer"),
+    ("max.poll.interval.ms", "30000"),
 ];
 /// How many milliseconds the broker is up between a start and a freeze.
 const UP_MS: std::ops::Range<u64> = 500..6_000;
