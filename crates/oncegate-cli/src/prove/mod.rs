@@ -41,9 +41,9 @@ const TRIAL: &str = "oncegate-prove";
 
 /// Try to make a worker charge twice or lose a payment, without a server
 ///
-/// docs/PROVE.md explains it. Each line of --samples is a business event. The events and duplicates of them go through an
-/// embedded broker, a gate and the worker, while faults happen: kills, lost answers, failures of
-/// the downstream service and others. The worker must have its effects in the downstream service
+/// docs/PROVE.md explains it. Each line of --samples is a business event. The events and duplicates
+/// of them go through an embedded broker, a gate and the worker, while faults happen: kills, lost
+/// answers, failures of the downstream service and others. The worker must have its effects in the downstream service
 /// that this command starts: POST $ONCEGATE_DOWNSTREAM/effects with a JSON body, and with the
 /// header Idempotency-Key if it is right. The service is the witness.
 ///

@@ -27,9 +27,9 @@ const SCHEMA: &str = "oncegate.replay/1";
 
 /// Show what a replay of topics or of a queue would run, or run what is missing
 ///
-/// It claims and changes nothing, unless --run says so. It reads each topic, or a window of it, to the end it had at the start, derives the key of every
-/// message, and reads all records in the store. It joins no consumer group, and may run beside the
-/// consumers.
+/// It claims and changes nothing, unless --run says so. It reads each topic, or a window of it, to
+/// the end it had at the start, derives the key of every message, and reads all records in the
+/// store. It joins no consumer group, and may run beside the consumers.
 ///
 /// Exit code 0: a replay would change nothing. No handler would run, none is running, and no
 /// message would become a dead letter. A message without a derivable key counts as a dead letter,

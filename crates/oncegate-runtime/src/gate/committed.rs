@@ -8,7 +8,7 @@ use oncegate_core::rules::Operation;
 use oncegate_core::store::StoreError;
 use tracing::warn;
 
-use super::lease_renewer::REPEAT_BACKOFF;
+use super::pending::REPEAT_BACKOFF;
 use super::{Completion, Lease};
 use crate::codec::ToStored;
 use crate::failure::Failure;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use oncegate_core::store::StoreError;
 
-use super::lease_renewer::REPEAT_BACKOFF;
+use super::pending::REPEAT_BACKOFF;
 use super::{Claimed, Gate, GateError, Lease, Unfetched};
 use crate::codec::FromStored;
 use crate::failure::BoxError;

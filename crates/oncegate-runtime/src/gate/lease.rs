@@ -14,9 +14,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::journal::FAIL_OPEN;
-use super::lease_renewer::{REPEAT_BACKOFF, is_unknown};
 use super::leases::LeaseGuard;
 use super::open::OperationGuard;
+use super::pending::{REPEAT_BACKOFF, is_unknown};
 use super::{Identity, OpenGate};
 use crate::attempt::Attempt;
 use crate::cancellation::Cancellation;

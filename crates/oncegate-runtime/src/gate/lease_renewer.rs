@@ -22,7 +22,6 @@ use super::leases::{Held, LeaseGuard, Leases};
 use super::loss::{LOOK_INTERVAL, LossWatch};
 use super::pending::PendingOperation;
 use crate::attempt::Attempt;
-use crate::backoff::Backoff;
 use crate::entropy::Entropy;
 use crate::observe::{Event, ExtraRunCause, Observer};
 
@@ -37,10 +36,6 @@ const TICKS_PER_LEASE: u32 = 20;
 const LONGEST_TICK: Duration = Duration::from_secs(1);
 /// The most extends in one call to the store.
 const EXTENDS_PER_CALL: usize = 256;
-
-/// The delays between repeats of an operation whose outcome is unknown.
-pub(super) const REPEAT_BACKOFF: Backoff =
-    Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
 
 /// The thread of the lease renewer.
 #[derive(Clone, Copy, Debug)]
@@ -472,32 +467,20 @@ impl Rounds {
     }
 }
 
-/// Returns whether the operation may have been executed, or may still be.
-pub(super) fn is_unknown(error: &StoreError) -> bool {
-    matches!(error, StoreError::Unknown { .. })
-}
-
 /// Repeats until the outcome is known. The caller is gone, so no answer is returned.
 async fn finish(duty: Arc<Duty>, mut pending: PendingOperation) {
-    let mut failures = 0;
-    let reply = loop {
-        let error = match duty.store.execute_one(pending.command.clone()).await {
-            Ok(reply) => break reply,
-            Err(error) => error,
-        };
-        pending.may_be_executed |= is_unknown(&error);
-        duty.observer.observe(Event::StoreError {
-            scope: duty.scope.as_str(),
-            class: error.class(),
-        });
-        failures += 1;
-        tokio::time::sleep(REPEAT_BACKOFF.wait(failures, duty.entropy.fraction())).await;
-    };
-    // Another process may have claimed the key between an execution that had no answer and this one.
-    let is_executed = pending.may_be_executed || matches!(reply, Reply::Applied { .. });
-    if pending.is_discard() && is_executed {
+    let scope = duty.scope.as_str();
+    let reply = pending
+        .execute(&*duty.store, &duty.entropy, |error| {
+            duty.observer.observe(Event::StoreError {
+                scope,
+                class: error.class(),
+            });
+        })
+        .await;
+    if pending.is_discard() && pending.is_executed(&reply) {
         duty.observer.observe(Event::ExtraRun {
-            scope: duty.scope.as_str(),
+            scope,
             cause: ExtraRunCause::Discarded,
         });
     }

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, warn};
 
 use super::lease::Lease;
-use super::lease_renewer::REPEAT_BACKOFF;
+use super::pending::REPEAT_BACKOFF;
 use super::{Gate, GateError, GateSettings, OpenGate};
 use crate::codec::not_kept;
 use crate::failure::BoxError;

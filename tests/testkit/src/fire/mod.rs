@@ -6,7 +6,8 @@
 //! - `programs` are members of the other form: `oncegate run`, with `stdio`, a worker on standard
 //!   streams, which may hang. Their calls of the store are not recorded, so `outside` judges what
 //!   they did by what can be seen from the outside.
-//! - `stage` has the servers and the workers, `faults` are what happens to them, `run` is one run.
+//! - `stage` has the servers and the workers, `faults` are what happens to them, `run` is one run,
+//!   `records` what the store holds at its end.
 //! - `points` makes a worker end or stop at a step of a message.
 //! - `zombie` is a worker by itself, which is stopped between two steps and goes on too late.
 //! - `commits` is the broker's own log of commits, and `sink` a downstream system that checks
@@ -17,6 +18,7 @@ mod faults;
 mod outside;
 mod points;
 mod programs;
+mod records;
 mod report;
 mod run;
 mod settings;

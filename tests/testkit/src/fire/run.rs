@@ -228,7 +228,7 @@ async fn evidence(stage: &mut Stage<'_>, hung: Vec<String>) -> Evidence {
             .collect(),
         dead_letters: letters,
         commits: commits(&stage.kafka, &settings.group, &settings.topic).await,
-        records: Some(stage.dump().await),
+        records: Some(stage.records().await),
         max_attempts: Some(MAX_ATTEMPTS),
         notices_losses: matches!(stage.server, Server::Redis(_)),
         locks_rows: matches!(stage.server, Server::Postgres(_)),

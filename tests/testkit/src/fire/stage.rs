@@ -1,6 +1,6 @@
 //! The servers, the workers and the witnesses of one run.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -69,10 +69,6 @@ pub(super) struct Stage<'a> {
     // After the processes: fields are dropped in this order.
     pub(super) folder: TempDir,
 }
-
-/// The end of the key under which a store tries its rights when it opens, which no message has. A
-/// kill in between leaves its record, and the next start takes it over.
-const TRIED_RIGHTS: &str = "b25jZWdhdGU6IHJpZ2h0cw";
 
 /// How many partitions the orders come by.
 pub(super) const PARTITIONS: i32 = 4;
@@ -383,37 +379,6 @@ impl<'a> Stage<'a> {
         wrong
     }
 
-    /// The state of every record of the scope, read by a client that is not oncegate's.
-    pub(super) async fn dump(&mut self) -> BTreeMap<String, String> {
-        let prefix = format!("{}:", self.settings.scope);
-        match &self.server {
-            Server::Redis(server) => {
-                let mut records = redis_dump(server, &prefix).await;
-                records.retain(|key, _| !key.ends_with(TRIED_RIGHTS));
-                records
-            }
-            Server::Postgres(server) => {
-                let client = server.connection().await;
-                let sql = "SELECT key, state FROM oncegate_records WHERE starts_with(key, $1)";
-                let rows = client
-                    .query(sql, &[&prefix])
-                    .await
-                    .expect("the records can be read");
-                rows.iter().map(|row| (row.get(0), row.get(1))).collect()
-            }
-            Server::File => {
-                let file =
-                    rusqlite::Connection::open(&self.settings.address).expect("the file opens");
-                let mut records = file
-                    .prepare("SELECT key, state FROM records")
-                    .expect("it has records");
-                let rows = records.query_map([], |row| Ok((row.get(0)?, row.get(1)?)));
-                rows.and_then(Iterator::collect)
-                    .expect("the records can be read")
-            }
-        }
-    }
-
     /// Waits until the workers would notice that Redis has lost all records: they have completed
     /// what will not run again, and their watches have seen the server twice since.
     pub(super) async fn until_a_loss_would_be_noticed(&mut self) {
@@ -476,33 +441,4 @@ impl<'a> Stage<'a> {
             },
         );
     }
-}
-
-/// The first byte of a record encodes its state; `docs/RECORD_FORMAT.md` lists them.
-async fn redis_dump(server: &RedisServer, prefix: &str) -> BTreeMap<String, String> {
-    let mut connection = server.connection().await;
-    let mut keys = ::redis::cmd("KEYS");
-    let keys: Vec<String> = keys
-        .arg(format!("{prefix}*"))
-        .query_async(&mut connection)
-        .await
-        .expect("Redis lists its keys");
-    let mut dump = BTreeMap::new();
-    for key in keys {
-        let mut get = ::redis::cmd("GET");
-        let record: Vec<u8> = get
-            .arg(&key)
-            .query_async(&mut connection)
-            .await
-            .expect("Redis reads a key");
-        let state = match record.first() {
-            Some(b'P' | b'Q' | b'R') => "pending",
-            Some(b'S' | b'T' | b'U') => "released",
-            Some(b'C') => "completed",
-            Some(b'F' | b'G') => "failed",
-            _ => "unknown",
-        };
-        dump.insert(key, state.to_owned());
-    }
-    dump
 }
