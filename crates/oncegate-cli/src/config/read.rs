@@ -103,6 +103,13 @@ impl Error for Unreadable {
             Unexpected::Map => "a table",
             _ => "another value",
         };
+        let expected = match expected.to_string().as_str() {
+            "u8" | "u16" | "u32" | "u64" | "usize" | "i32" | "i64" => "a whole number".to_owned(),
+            "f64" => "a number".to_owned(),
+            "a boolean" => "true or false".to_owned(),
+            "a string" => "text".to_owned(),
+            expected => expected.to_owned(),
+        };
         Self::custom(format!("{found} where {expected} is expected"))
     }
 
@@ -434,7 +441,7 @@ mod tests {
     #[test]
     fn what_is_wrong_has_its_path() {
         for (text, path, what) in [
-            ("size = \"3\"", "size", "text where u32 is expected"),
+            ("size = \"3\"", "size", "text where a whole number is"),
             ("inner.size = true", "inner.size", "true or false where"),
             ("inner = 3", "inner", "a bare number where a table is"),
             ("turns = \"lft\"", "turns", "did you mean `left`?"),
