@@ -36,8 +36,7 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
 const CONNECTIONS: usize = 4;
 
 /// The planner assumes that the new table is small and would scan all of it for each batch.
-const PLAN: &str =
-    "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off";
+const PLAN: &str = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off";
 
 /// The hand-written statements: a claim, and its completion by the owner.
 #[derive(Clone, Copy)]

@@ -15,6 +15,7 @@ mod conformance;
 mod equivalence;
 mod faults;
 mod hand;
+mod plans;
 mod pooler;
 mod proxy;
 mod purge;
