@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::IdempotencyLayer;
 use super::body::Body;
 use super::problem::Problem;
-use super::response::{Kept, mark_expiry};
+use super::response::{StoredResponse, mark_expiry};
 use super::run::expires_unix_s;
 use oncegate_runtime::attempt::Attempt;
 use oncegate_runtime::codec::Raw;
@@ -151,12 +151,12 @@ impl ResponseCommit {
         let status = response.status();
         let headers = response.headers();
         let body = Some(response.body().clone()).filter(|body| body.len() <= body_bytes);
-        let whole = Kept::new(status, headers, body, expires_unix_s).encode();
+        let whole = StoredResponse::new(status, headers, body, expires_unix_s).encode();
         // One byte names the encoding.
         let kept = if whole.len() < record_bytes {
             whole
         } else {
-            Kept::new(status, headers, None, expires_unix_s).encode()
+            StoredResponse::new(status, headers, None, expires_unix_s).encode()
         };
         mark_expiry(response.headers_mut(), expires_unix_s);
         let mut given = self.given();

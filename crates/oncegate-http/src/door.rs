@@ -18,7 +18,7 @@ use super::body_memory::OccupiedMemory;
 use super::key;
 use super::problem::{Cause, GivenUp, Problem};
 use super::request::{Caller, Duty, Form, message};
-use super::response::Kept;
+use super::response::StoredResponse;
 use super::run;
 use super::store_breaker::BreakerChange;
 use oncegate_runtime::codec::Raw;
@@ -273,9 +273,9 @@ impl IdempotencyLayer {
         let kept = stored
             .decode::<Raw>()
             .ok()
-            .and_then(|Raw(bytes)| Kept::decode(&bytes));
+            .and_then(|Raw(bytes)| StoredResponse::decode(&bytes));
         let status = kept.as_ref().map(|kept| kept.status);
-        match kept.and_then(Kept::replay) {
+        match kept.and_then(StoredResponse::replay) {
             Some(response) => {
                 self.gate.observe(Event::Acked {
                     scope: self.gate.scope(),

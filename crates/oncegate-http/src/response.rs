@@ -56,7 +56,7 @@ const NOT_REPEATED_PREFIXES: [&str; 4] = ["proxy-", "ratelimit", "x-ratelimit-",
 
 /// The part of a response that is kept.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct StoredResponse {
     pub(super) status: StatusCode,
     headers: HeaderMap,
     /// The body; `None` when it is too large, endless or broken.
@@ -64,7 +64,7 @@ pub(super) struct Kept {
     expires_unix_s: u64,
 }
 
-impl Kept {
+impl StoredResponse {
     pub(super) fn new(
         status: StatusCode,
         headers: &HeaderMap,
@@ -227,8 +227,9 @@ mod tests {
             ("oncegate-body", "not-kept"),
         ]);
         let body = Bytes::from_static(b"a\r\n\r\n\0\xffb");
-        let stored = Kept::new(StatusCode::CREATED, &given, Some(body.clone()), 7).encode();
-        let kept = Kept::decode(&stored).unwrap();
+        let stored =
+            StoredResponse::new(StatusCode::CREATED, &given, Some(body.clone()), 7).encode();
+        let kept = StoredResponse::decode(&stored).unwrap();
         assert_eq!(
             (kept.status, kept.body.clone(), kept.expires_unix_s),
             (StatusCode::CREATED, Some(body), 7)
@@ -249,11 +250,12 @@ mod tests {
 
     #[test]
     fn a_body_that_was_not_kept_is_no_empty_body() {
-        let stored = Kept::new(StatusCode::OK, &HeaderMap::new(), None, 0).encode();
-        let kept = Kept::decode(&stored).unwrap();
+        let stored = StoredResponse::new(StatusCode::OK, &HeaderMap::new(), None, 0).encode();
+        let kept = StoredResponse::decode(&stored).unwrap();
         assert!(!kept.is_whole() && kept.replay().is_none());
-        let stored = Kept::new(StatusCode::OK, &HeaderMap::new(), Some(Bytes::new()), 0).encode();
-        assert!(Kept::decode(&stored).unwrap().is_whole());
+        let stored =
+            StoredResponse::new(StatusCode::OK, &HeaderMap::new(), Some(Bytes::new()), 0).encode();
+        assert!(StoredResponse::decode(&stored).unwrap().is_whole());
     }
 
     #[test]
@@ -264,8 +266,10 @@ mod tests {
         given.append("x-twice", HeaderValue::from_static("1"));
         given.append("x-twice", HeaderValue::from_static("2"));
         let status = StatusCode::from_u16(599).unwrap();
-        let kept =
-            Kept::decode(&Kept::new(status, &given, Some(Bytes::new()), 0).encode()).unwrap();
+        let kept = StoredResponse::decode(
+            &StoredResponse::new(status, &given, Some(Bytes::new()), 0).encode(),
+        )
+        .unwrap();
         assert_eq!((kept.status, kept.headers), (status, given));
         let many: HeaderMap = (0..200)
             .map(|n| {
@@ -276,9 +280,11 @@ mod tests {
             })
             .collect();
         assert!(
-            !Kept::decode(&Kept::new(StatusCode::OK, &many, Some(Bytes::new()), 0).encode())
-                .unwrap()
-                .is_whole()
+            !StoredResponse::decode(
+                &StoredResponse::new(StatusCode::OK, &many, Some(Bytes::new()), 0).encode()
+            )
+            .unwrap()
+            .is_whole()
         );
     }
 
@@ -292,7 +298,7 @@ mod tests {
             "GET / HTTP/1.1\r\n\r\n",
         ] {
             assert!(
-                Kept::decode(&Bytes::from_static(garbage.as_bytes())).is_none(),
+                StoredResponse::decode(&Bytes::from_static(garbage.as_bytes())).is_none(),
                 "{garbage:?}"
             );
         }

@@ -20,7 +20,7 @@ use super::commit::{CommittedResponse, ResponseCommit};
 use super::door::Handle;
 use super::policy::{Decision, Settle};
 use super::problem::{Cause, GivenUp, Problem};
-use super::response::{Kept, mark_expiry};
+use super::response::{StoredResponse, mark_expiry};
 use super::tasks::Place;
 use oncegate_runtime::attempt::CANCELLATION_GRACE;
 use oncegate_runtime::codec::Raw;
@@ -274,7 +274,7 @@ impl<E: Send + 'static> Run<E> {
         };
         let collected = collect(body, limit_bytes, patience, |_bytes| true).await;
         let expires_unix_s = expires_unix_s(self.layer.gate.retention_period());
-        let kept = Kept::new(
+        let kept = StoredResponse::new(
             parts.status,
             &parts.headers,
             collected.whole.ok(),

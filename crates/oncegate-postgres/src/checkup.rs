@@ -27,7 +27,7 @@ const ASK_UNLOGGED: &str =
 
 /// The settings and properties that the server reports.
 #[derive(Clone, Debug)]
-struct Said {
+struct ServerSettings {
     version: i32,
     words: String,
     encoding: String,
@@ -51,7 +51,7 @@ pub(super) async fn ask(
         .await
         .map_err(|error| errors::not_executed(&error))?;
     let answered = SystemTime::now();
-    let said = Said {
+    let settings = ServerSettings {
         version: row.get("version"),
         words: row.get("words"),
         encoding: row.get("encoding"),
@@ -62,10 +62,10 @@ pub(super) async fn ask(
         has_synchronous_standby: row.get("has_synchronous_standby"),
     };
     let store = match &*reached.address {
-        "" => format!("postgresql {}", said.words),
-        address => format!("postgresql {} at {address}", said.words),
+        "" => format!("postgresql {}", settings.words),
+        address => format!("postgresql {} at {address}", settings.words),
     };
-    let mut checkup = judge(&said, store, allowed)?;
+    let mut checkup = judge(&settings, store, allowed)?;
     if reached.shows_password {
         checkup.warnings.push(
             "The password is sent to another machine in plain text where the server asks for it: set sslmode to \
@@ -102,24 +102,28 @@ pub(super) async fn ask(
     Ok(checkup)
 }
 
-fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreError> {
+fn judge(
+    settings: &ServerSettings,
+    store: String,
+    allowed: Allowed,
+) -> Result<Checkup, StoreError> {
     let refuse = |why: String| Err(StoreError::refused(format!("{store} {why}")));
-    if said.version / 10_000 < OLDEST_MAJOR {
+    if settings.version / 10_000 < OLDEST_MAJOR {
         return refuse(format!(
             "is too old: oncegate needs PostgreSQL {OLDEST_MAJOR} or later"
         ));
     }
-    if said.standby {
+    if settings.standby {
         return refuse("is a standby: name its primary in the URL".to_owned());
     }
-    if said.encoding != "UTF8" {
+    if settings.encoding != "UTF8" {
         return refuse(format!(
             "keeps text as {}: use a database with encoding UTF8",
-            said.encoding
+            settings.encoding
         ));
     }
     let mut warnings = Vec::new();
-    if said.synchronous_commit == "off" {
+    if settings.synchronous_commit == "off" {
         if !allowed.asynchronous_commit {
             return refuse(
                 "has synchronous_commit = off, so that a crash takes back what was acknowledged: set it to on \
@@ -134,13 +138,13 @@ fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreE
                 .to_owned(),
         );
     }
-    if said.synchronous_commit == "local" && said.has_synchronous_standby {
+    if settings.synchronous_commit == "local" && settings.has_synchronous_standby {
         warnings.push(
             "synchronous_commit is local: a failover to a standby may take back the last completions. Set it to on."
                 .to_owned(),
         );
     }
-    if said.fsync != "on" {
+    if settings.fsync != "on" {
         if !allowed.fsync_off {
             return refuse(
                 "has fsync = off, so that a power cut may lose or damage every record: set it to on, or accept it \
@@ -152,7 +156,7 @@ fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreE
             "fsync is off: a power cut may damage or lose every record. Set it to on.".to_owned(),
         );
     }
-    if said.full_page_writes != "on" {
+    if settings.full_page_writes != "on" {
         // Some file systems never write half a page.
         warnings.push(
             "full_page_writes is off: a power cut may damage records, unless the file system writes whole pages. \
@@ -162,19 +166,19 @@ fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreE
     }
     Ok(Checkup {
         store,
-        survives: survives(said),
+        survives: survives(settings),
         warnings,
     })
 }
 
-fn survives(said: &Said) -> Survives {
-    if said.fsync != "on" || said.full_page_writes != "on" {
+fn survives(settings: &ServerSettings) -> Survives {
+    if settings.fsync != "on" || settings.full_page_writes != "on" {
         return Survives::Unsynced;
     }
-    match said.synchronous_commit.as_str() {
+    match settings.synchronous_commit.as_str() {
         "off" => Survives::Moments,
         "local" => Survives::Disk,
-        _ if said.has_synchronous_standby => Survives::Replicated,
+        _ if settings.has_synchronous_standby => Survives::Replicated,
         _ => Survives::Disk,
     }
 }
@@ -183,8 +187,8 @@ fn survives(said: &Said) -> Survives {
 mod tests {
     use super::*;
 
-    fn good() -> Said {
-        Said {
+    fn good() -> ServerSettings {
+        ServerSettings {
             version: 150_013,
             words: "15.13".to_owned(),
             encoding: "UTF8".to_owned(),
@@ -204,51 +208,55 @@ mod tests {
 
     #[test]
     fn what_breaks_the_promise_is_refused_with_its_remedy() {
-        for (said, remedy) in [
+        for (settings, remedy) in [
             (
-                Said {
+                ServerSettings {
                     version: 130_001,
                     ..good()
                 },
                 "14 or later",
             ),
             (
-                Said {
+                ServerSettings {
                     standby: true,
                     ..good()
                 },
                 "primary",
             ),
             (
-                Said {
+                ServerSettings {
                     encoding: "LATIN1".to_owned(),
                     ..good()
                 },
                 "UTF8",
             ),
             (
-                Said {
+                ServerSettings {
                     synchronous_commit: "off".to_owned(),
                     ..good()
                 },
                 "allow_asynchronous_commit",
             ),
             (
-                Said {
+                ServerSettings {
                     fsync: "off".to_owned(),
                     ..good()
                 },
                 "allow_fsync_off",
             ),
         ] {
-            let refused = judge(&said, String::new(), Allowed::default()).unwrap_err();
+            let refused = judge(&settings, String::new(), Allowed::default()).unwrap_err();
             assert_eq!(refused.class(), "refused");
             assert!(refused.to_string().contains(remedy), "{refused}");
         }
     }
 
-    fn said(synchronous_commit: &str, fsync: &str, has_synchronous_standby: bool) -> Said {
-        Said {
+    fn settings(
+        synchronous_commit: &str,
+        fsync: &str,
+        has_synchronous_standby: bool,
+    ) -> ServerSettings {
+        ServerSettings {
             synchronous_commit: synchronous_commit.to_owned(),
             fsync: fsync.to_owned(),
             has_synchronous_standby,
@@ -262,30 +270,30 @@ mod tests {
             asynchronous_commit: true,
             fsync_off: true,
         };
-        for (said, survives) in [
-            (said("on", "on", true), Survives::Replicated),
-            (said("remote_apply", "on", true), Survives::Replicated),
-            (said("local", "on", true), Survives::Disk),
-            (said("on", "on", false), Survives::Disk),
-            (said("off", "on", true), Survives::Moments),
-            (said("on", "off", true), Survives::Unsynced),
+        for (settings, survives) in [
+            (settings("on", "on", true), Survives::Replicated),
+            (settings("remote_apply", "on", true), Survives::Replicated),
+            (settings("local", "on", true), Survives::Disk),
+            (settings("on", "on", false), Survives::Disk),
+            (settings("off", "on", true), Survives::Moments),
+            (settings("on", "off", true), Survives::Unsynced),
         ] {
             assert_eq!(
-                judge(&said, String::new(), all).unwrap().survives,
+                judge(&settings, String::new(), all).unwrap().survives,
                 survives,
-                "{said:?}"
+                "{settings:?}"
             );
         }
     }
 
     #[test]
     fn what_weakens_the_promise_is_said() {
-        let local = Said {
+        let local = ServerSettings {
             synchronous_commit: "local".to_owned(),
             has_synchronous_standby: true,
             ..good()
         };
-        let whole = Said {
+        let whole = ServerSettings {
             synchronous_commit: "off".to_owned(),
             fsync: "off".to_owned(),
             full_page_writes: "off".to_owned(),
@@ -295,11 +303,11 @@ mod tests {
             asynchronous_commit: true,
             fsync_off: true,
         };
-        for (said, warnings) in [(local, 1), (whole, 3)] {
+        for (settings, warnings) in [(local, 1), (whole, 3)] {
             assert_eq!(
-                judge(&said, String::new(), all).unwrap().warnings.len(),
+                judge(&settings, String::new(), all).unwrap().warnings.len(),
                 warnings,
-                "{said:?}"
+                "{settings:?}"
             );
         }
     }

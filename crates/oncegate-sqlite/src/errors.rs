@@ -54,22 +54,23 @@ pub(super) fn not_executed(error: &Error) -> StoreError {
         Some(Code::DiskFull) => StoreError::unavailable(
             "the disk or quota under the SQLite file is full; make room on it",
         ),
-        Some(Code::SystemIoFailure) => {
-            StoreError::unavailable(Said("reading or writing the SQLite file failed", error))
-        }
+        Some(Code::SystemIoFailure) => StoreError::unavailable(Explained(
+            "reading or writing the SQLite file failed",
+            error,
+        )),
         Some(Code::OutOfMemory | Code::OperationInterrupted | Code::FileLockingProtocolFailed) => {
             StoreError::unavailable(error)
         }
         Some(Code::DatabaseCorrupt | Code::NotADatabase) => {
-            StoreError::refused(Said(DAMAGED, error))
+            StoreError::refused(Explained(DAMAGED, error))
         }
         Some(Code::ReadOnly | Code::PermissionDenied | Code::AuthorizationForStatementDenied) => {
-            StoreError::refused(Said(
+            StoreError::refused(Explained(
                 "the SQLite file and its directory must be writable",
                 error,
             ))
         }
-        Some(Code::CannotOpen) => StoreError::refused(Said(
+        Some(Code::CannotOpen) => StoreError::refused(Explained(
             "the SQLite file cannot be opened; see its path and directory",
             error,
         )),
@@ -86,7 +87,7 @@ pub(super) fn not_executed(error: &Error) -> StoreError {
 pub(super) fn not_committed(error: &Error) -> StoreError {
     match error.sqlite_error_code() {
         Some(ErrorCode::SystemIoFailure) => {
-            StoreError::unknown(Said("the commit to the SQLite file failed", error))
+            StoreError::unknown(Explained("the commit to the SQLite file failed", error))
         }
         _ => not_executed(error),
     }
@@ -109,9 +110,9 @@ const DAMAGED: &str =
     "the SQLite file is damaged; restore it or move it away, it is not read as empty";
 
 /// The meaning of an error, and SQLite's own text.
-struct Said<'a>(&'a str, &'a Error);
+struct Explained<'a>(&'a str, &'a Error);
 
-impl fmt::Display for Said<'_> {
+impl fmt::Display for Explained<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.0, self.1)
     }

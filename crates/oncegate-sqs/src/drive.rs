@@ -208,24 +208,24 @@ impl Driver {
     }
 
     fn look(&mut self) {
-        let look = self.hub.lock().held.look(Instant::now());
-        if look.lost > 0 {
+        let work = self.hub.lock().held.due(Instant::now());
+        if work.lost > 0 {
             warn!(
-                messages = look.lost,
+                messages = work.lost,
                 "the visibility timeout of these messages could not be extended in time; cancelling their handlers"
             );
             self.hub
-                .observe(events::count(events::VISIBILITY_LOST, look.lost));
+                .observe(events::count(events::VISIBILITY_LOST, work.lost));
         }
-        if look.undeleted > 0 {
+        if work.undeleted > 0 {
             warn!(
-                messages = look.undeleted,
+                messages = work.undeleted,
                 "finished messages could not be deleted in time; their records will answer the next delivery"
             );
             self.hub
-                .observe(events::count(events::DELETE_FAILED, look.undeleted));
+                .observe(events::count(events::DELETE_FAILED, work.undeleted));
         }
-        look.extends
+        work.extends
             .into_iter()
             .for_each(|changes| self.change(changes));
     }

@@ -70,7 +70,7 @@ pub(crate) enum Answer {
 
 /// The work that is due at a given time.
 #[derive(Debug, Default)]
-pub(crate) struct Look {
+pub(crate) struct DueWork {
     /// Visibility timeouts to extend, at most [`BATCH_ENTRIES`] in each batch.
     pub(crate) extends: Vec<Vec<Change>>,
     /// The number of messages lost.
@@ -244,9 +244,9 @@ impl Held {
 
     /// Finds messages whose visibility timeout is due to be extended, and messages that have lost
     /// it.
-    pub(crate) fn look(&mut self, now: Instant) -> Look {
+    pub(crate) fn due(&mut self, now: Instant) -> DueWork {
         let visibility = self.visibility;
-        let mut look = Look::default();
+        let mut work = DueWork::default();
         let mut due = Vec::new();
         let mut early = Vec::new();
         let mut over = Vec::new();
@@ -255,12 +255,12 @@ impl Held {
                 Need::Nothing => {}
                 Need::Extension => due.push(entry.target(id)),
                 Need::ExtensionSoon => early.push(entry.target(id)),
-                Need::Loss => look.lost += u64::from(entry.lose()),
+                Need::Loss => work.lost += u64::from(entry.lose()),
                 Need::Forgetting => over.push(Arc::clone(id)),
             }
         }
         for id in over {
-            look.undeleted += u64::from(self.forget(&id) == Some(EntryState::Acked));
+            work.undeleted += u64::from(self.forget(&id) == Some(EntryState::Acked));
         }
         if !due.is_empty() {
             // A call that is sent anyway includes messages that would need an extension soon.
@@ -272,9 +272,9 @@ impl Held {
                 .iter()
                 .cloned()
                 .filter_map(|target| self.extending(now, target));
-            look.extends.push(changes.collect());
+            work.extends.push(changes.collect());
         }
-        look
+        work
     }
 
     fn extending(&mut self, now: Instant, target: Target) -> Option<Change> {

@@ -28,8 +28,8 @@ impl World {
         self.held.admit(self.at(seconds), &id.into(), handle, group)
     }
 
-    fn look(&mut self, seconds: u64) -> Look {
-        self.held.look(self.at(seconds))
+    fn due(&mut self, seconds: u64) -> DueWork {
+        self.held.due(self.at(seconds))
     }
 
     fn may_start(&mut self, seconds: u64, id: &str, admitted: &Admitted) -> bool {
@@ -69,10 +69,10 @@ impl World {
 fn a_visibility_is_extended_when_half_of_it_is_over_and_goes_on() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");
-    assert!(world.look(29).extends.is_empty());
+    assert!(world.due(29).extends.is_empty());
     for round in 1..=10 {
-        let look = world.look(30 * round);
-        let [batch] = &look.extends[..] else {
+        let due = world.due(30 * round);
+        let [batch] = &due.extends[..] else {
             panic!("one batch at round {round}")
         };
         assert_eq!(
@@ -80,7 +80,7 @@ fn a_visibility_is_extended_when_half_of_it_is_over_and_goes_on() {
             (1, VISIBILITY, true)
         );
         assert!(
-            world.look(30 * round + 1).extends.is_empty(),
+            world.due(30 * round + 1).extends.is_empty(),
             "one at a time"
         );
         assert!(!world.changed(30 * round, &batch[0], Answer::Done));
@@ -94,7 +94,7 @@ fn extensions_travel_together_ten_to_a_call() {
     let mut world = World::new();
     let admitted: Vec<Admitted> = (0..12).map(|n| world.admit(0, &format!("a{n}"))).collect();
     let _later: Vec<Admitted> = (0..30).map(|n| world.admit(8, &format!("b{n}"))).collect();
-    let sizes: Vec<usize> = world.look(30).extends.iter().map(Vec::len).collect();
+    let sizes: Vec<usize> = world.due(30).extends.iter().map(Vec::len).collect();
     assert_eq!(
         sizes,
         [10, 10],
@@ -108,18 +108,18 @@ fn extensions_travel_together_ten_to_a_call() {
 fn an_unextended_message_is_lost_in_time_and_only_once() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");
-    let look = world.look(30);
-    world.changed(31, &look.extends[0][0], Answer::Failed);
-    assert!(world.look(36).extends.is_empty());
+    let due = world.due(30);
+    world.changed(31, &due.extends[0][0], Answer::Failed);
+    assert!(world.due(36).extends.is_empty());
     assert_eq!(
-        world.look(37).extends.len(),
+        world.due(37).extends.len(),
         1,
         "repeated after a tenth of the visibility"
     );
-    assert_eq!(world.look(47).lost, 0);
-    assert_eq!(world.look(48).lost, 1, "while a fifth is left");
+    assert_eq!(world.due(47).lost, 0);
+    assert_eq!(world.due(48).lost, 1, "while a fifth is left");
     assert!(admitted.lost.is_cancelled());
-    assert_eq!(world.look(49).lost, 0);
+    assert_eq!(world.due(49).lost, 0);
     assert!(!world.may_start(49, "a", &admitted));
     world.held.ack(world.at(50), &"a".into(), admitted.delivery);
     assert!(
@@ -132,8 +132,8 @@ fn an_unextended_message_is_lost_in_time_and_only_once() {
 fn a_handle_that_is_no_longer_good_loses_the_message_at_once() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");
-    let look = world.look(30);
-    assert!(world.changed(30, &look.extends[0][0], Answer::Gone));
+    let due = world.due(30);
+    assert!(world.changed(30, &due.extends[0][0], Answer::Gone));
     assert!(admitted.lost.is_cancelled());
 }
 
@@ -143,7 +143,7 @@ fn twelve_hours_after_its_receive_nothing_is_extended() {
     let admitted = world.admit(0, "a");
     let mut last_extended = 0;
     for seconds in 0..=12 * 3_600 {
-        for change in world.look(seconds).extends.into_iter().flatten() {
+        for change in world.due(seconds).extends.into_iter().flatten() {
             world.changed(seconds, &change, Answer::Done);
             last_extended = seconds;
         }
@@ -169,7 +169,7 @@ fn the_last_extension_takes_what_is_left_of_twelve_hours() {
         let mut lost_at = None;
         let mut calls = 0;
         for seconds in 0..12 * HOUR {
-            for change in world.look(seconds).extends.into_iter().flatten() {
+            for change in world.due(seconds).extends.into_iter().flatten() {
                 world.changed(seconds, &change, Answer::Done);
                 hidden_until = seconds + change.visibility.as_secs();
                 calls += 1;
@@ -252,11 +252,11 @@ fn a_delete_that_never_succeeds_is_counted_at_visibility_end() {
     let admitted = world.admit(0, "a");
     world.held.ack(world.at(1), &"a".into(), admitted.delivery);
     assert!(
-        world.look(40).extends.is_empty(),
+        world.due(40).extends.is_empty(),
         "finished messages are not extended"
     );
-    assert_eq!(world.look(59).undeleted, 0);
-    assert_eq!(world.look(60).undeleted, 1);
+    assert_eq!(world.due(59).undeleted, 0);
+    assert_eq!(world.due(60).undeleted, 1);
     assert!(world.held.is_empty());
 }
 
@@ -266,7 +266,7 @@ fn a_held_message_received_again_is_not_handed_out_twice() {
     let admitted = world.admit(0, "a");
     assert!(world.admit_grouped(20, "a", None).is_none());
     assert!(
-        world.look(40).extends.is_empty(),
+        world.due(40).extends.is_empty(),
         "its visibility timeout began again"
     );
     world.held.ack(world.at(41), &"a".into(), admitted.delivery);
@@ -277,15 +277,15 @@ fn a_held_message_received_again_is_not_handed_out_twice() {
 fn a_message_that_returns_during_its_handler_is_held_again() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");
-    assert_eq!(world.look(48).lost, 1);
-    assert!(world.look(70).extends.is_empty());
+    assert_eq!(world.due(48).lost, 1);
+    assert!(world.due(70).extends.is_empty());
     assert!(
         world.admit_grouped(80, "a", None).is_none(),
         "a second delivery would only wait for the first"
     );
-    let look = world.look(110);
+    let due = world.due(110);
     assert_eq!(
-        look.extends.len(),
+        due.extends.len(),
         1,
         "or each visibility timeout would use up a receive"
     );
@@ -301,7 +301,7 @@ fn a_message_that_returns_during_its_handler_is_held_again() {
         "a@80",
         "it is finished, and the queue hides it for us"
     );
-    assert_eq!(look.lost, 0);
+    assert_eq!(due.lost, 0);
 }
 
 // invariant: retry-visibility
@@ -309,7 +309,7 @@ fn a_message_that_returns_during_its_handler_is_held_again() {
 fn a_retry_is_set_after_the_heartbeat_that_is_under_way() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");
-    let heartbeat = world.look(30).extends.remove(0).remove(0);
+    let heartbeat = world.due(30).extends.remove(0).remove(0);
     world.give_back(30, "a", &admitted, 10);
     assert!(world.returns(31).is_empty(), "it would be overwritten");
     assert!(!world.changed(32, &heartbeat, Answer::Done));
@@ -326,7 +326,7 @@ fn a_retry_is_set_after_the_heartbeat_that_is_under_way() {
         panic!("again")
     };
     world.changed(34, change, Answer::Done);
-    assert!(world.held.is_empty() && world.look(50).extends.is_empty());
+    assert!(world.held.is_empty() && world.due(50).extends.is_empty());
 }
 
 #[test]
@@ -356,7 +356,7 @@ fn nothing_later_of_a_group_starts_after_a_return_or_a_loss() {
         let other = world.admit_grouped(0, "c", Some(Group::default())).unwrap();
         assert!(world.may_start(1, "a", &first) && world.may_start(1, "b", &second));
         if lost {
-            for change in world.look(30).extends.into_iter().flatten() {
+            for change in world.due(30).extends.into_iter().flatten() {
                 let answer = if &*change.target.id == "a" {
                     Answer::Gone
                 } else {

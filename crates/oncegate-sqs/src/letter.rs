@@ -90,7 +90,7 @@ pub(crate) struct Provenance {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) encoding: Option<String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) attributes: BTreeMap<String, Kept>,
+    pub(crate) attributes: BTreeMap<String, SavedAttribute>,
     /// The names of the message's attributes that were dropped because they did not fit.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) left_out: Vec<String>,
@@ -99,7 +99,7 @@ pub(crate) struct Provenance {
 /// An attribute of the message that is stored in `oncegate-origin`.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
-pub(crate) struct Kept {
+pub(crate) struct SavedAttribute {
     pub(crate) r#type: String,
     pub(crate) value: String,
 }
@@ -290,7 +290,10 @@ pub(crate) fn body(message: &Message) -> (String, Option<&'static str>) {
 }
 
 /// Returns the message's attributes, and those beyond `most` or that SQS would reject.
-pub(crate) fn attributes(message: &Message, most: usize) -> (Attributes, BTreeMap<String, Kept>) {
+pub(crate) fn attributes(
+    message: &Message,
+    most: usize,
+) -> (Attributes, BTreeMap<String, SavedAttribute>) {
     let types = types(message);
     let mut attributes = Attributes::new();
     let mut kept = BTreeMap::new();
@@ -320,7 +323,7 @@ pub(crate) fn attributes(message: &Message, most: usize) -> (Attributes, BTreeMa
             };
             kept.insert(
                 header.name.to_string(),
-                Kept {
+                SavedAttribute {
                     r#type: kind.to_owned(),
                     value,
                 },

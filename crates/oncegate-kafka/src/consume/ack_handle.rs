@@ -10,7 +10,7 @@ use oncegate_runtime::source::{AckHandle, Delivery};
 /// Acknowledges one message. When it is dropped without an ack, the offset stays unfinished while
 /// the partition is ours, and the partition's next owner gets the message again.
 #[derive(Debug)]
-struct KafkaTicket {
+struct KafkaAckHandle {
     assignment: Arc<Assignment>,
     receipt: Receipt,
     running: AtomicBool,
@@ -23,7 +23,7 @@ pub(crate) fn delivery(fetched: Fetched) -> Delivery {
         receipt,
         ..
     } = fetched;
-    let ack_handle = KafkaTicket {
+    let ack_handle = KafkaAckHandle {
         assignment,
         receipt,
         running: AtomicBool::new(false),
@@ -34,7 +34,7 @@ pub(crate) fn delivery(fetched: Fetched) -> Delivery {
     }
 }
 
-impl AckHandle for KafkaTicket {
+impl AckHandle for KafkaAckHandle {
     fn start(&self) -> bool {
         let started = self.assignment.start();
         if started && self.running.swap(true, Ordering::AcqRel) {
@@ -60,7 +60,7 @@ impl AckHandle for KafkaTicket {
     }
 }
 
-impl Drop for KafkaTicket {
+impl Drop for KafkaAckHandle {
     /// Ends the attempt of a dropped task, so that no revoke waits for it.
     fn drop(&mut self) {
         self.stop();

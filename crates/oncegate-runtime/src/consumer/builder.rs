@@ -233,7 +233,7 @@ impl Consumer {
     }
 
     /// Reports the processes of a handler that has its own with the consumer's status: on the
-    /// status page, in metrics, and in the probes. `report` is called at each look, from any
+    /// status page, in metrics, and in the probes. `report` is called with each snapshot, from any
     /// thread, so it must not block. The first one counts.
     #[must_use]
     pub fn worker_status(self, report: impl Fn() -> WorkerStatus + Send + Sync + 'static) -> Self {

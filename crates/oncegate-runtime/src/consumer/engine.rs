@@ -21,16 +21,16 @@ use super::shared::Shared;
 use super::unit::Tasks;
 use crate::observe::Event;
 
-mod look;
+mod snapshot;
 mod starts;
 mod stop;
 
 use starts::Starts;
 
 /// The time between two counts of everything that waits, for the monitor.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const SNAPSHOT_EVERY: Duration = Duration::from_secs(1);
 /// The handler times fade after this many counts.
-const LOOKS_PER_FADE: u32 = 60;
+const SNAPSHOTS_PER_FADE: u32 = 60;
 /// The number of messages that the prefetch found completed and that are answered under one permit.
 const ANSWERS_PER_PERMIT: usize = 64;
 
@@ -81,9 +81,9 @@ impl Engine {
         mut intake: mpsc::Receiver<Vec<Box<Item>>>,
     ) -> Result<(), ConsumerError> {
         let mut more = true;
-        let mut looks = interval(LOOK_EVERY);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut looked: u32 = 0;
+        let mut snapshots = interval(SNAPSHOT_EVERY);
+        snapshots.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut snapshot_count: u32 = 0;
         while more || !self.schedule.is_empty() {
             let may_bring_more = more && self.shared.in_flight.may_bring_more(self.admitted.0);
             self.schedule.note_supply(may_bring_more);
@@ -115,10 +115,10 @@ impl Engine {
                     None => more = false,
                 },
                 () = timer => {}
-                _ = looks.tick() => {
-                    self.look();
-                    looked = looked.wrapping_add(1);
-                    if looked.is_multiple_of(LOOKS_PER_FADE) {
+                _ = snapshots.tick() => {
+                    self.publish_snapshot();
+                    snapshot_count = snapshot_count.wrapping_add(1);
+                    if snapshot_count.is_multiple_of(SNAPSHOTS_PER_FADE) {
                         self.shared.watch.handler_times.fade();
                     }
                 }

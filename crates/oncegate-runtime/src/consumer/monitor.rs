@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::shared::{Route, Shared};
-use super::watch::{Look, PartitionName, Seen, SeenPartition, Underway, see};
+use super::watch::{PartitionName, Seen, SeenPartition, Snapshot, Underway, see};
 use crate::health::{
     FailureLog, Health, PartitionStatus, PauseCause, Permits, Phase, QUIET_LIMIT, Run, STORE_LIMIT,
     ScopeStatus, SourceStatus, Stage, Status, StoreOutage, Unfinished, WorkerStatus,
@@ -52,12 +52,12 @@ impl Monitor {
         Status {
             name: self.name.to_string(),
             worker,
-            ..self.look()
+            ..self.base_status()
         }
     }
 
     /// Everything but the name and the worker.
-    fn look(&self) -> Status {
+    fn base_status(&self) -> Status {
         let (phase, error) = self.life.phase();
         if matches!(phase, Phase::Starting | Phase::Stopped) {
             let failures = self.life.opening.at(Instant::now().into_std());
@@ -163,10 +163,10 @@ impl Shared {
     /// Everything but the phase.
     fn status(&self, mut source: SourceStatus) -> Status {
         let now = Instant::now();
-        let look = self.watch.last_look();
+        let snapshot = self.watch.last_snapshot();
         let underway = self.watch.underway();
         let routes: Vec<&Arc<Route>> = self.routes().collect();
-        let mut messages = look.messages;
+        let mut messages = snapshot.messages;
         (messages.in_flight, messages.bytes) = self.in_flight.held();
         (messages.most, messages.most_bytes) = self.in_flight.limits();
         messages.running = underway.len();
@@ -174,11 +174,11 @@ impl Shared {
         let overdue = runs.iter().filter(|run| run.is_overdue()).count();
         let letters_waiting = runs
             .iter()
-            .filter(|run| run.stage == Stage::Burying && run.in_stage_for > QUIET_LIMIT)
+            .filter(|run| run.stage == Stage::DeadLettering && run.in_stage_for > QUIET_LIMIT)
             .count();
         runs.sort_by_key(|run| std::cmp::Reverse(run.in_stage_for));
         runs.truncate(Status::RUNS_SHOWN);
-        let mut seen = look.partitions.clone();
+        let mut seen = snapshot.partitions.clone();
         for underway in &underway {
             see(&mut seen, under_way(underway));
         }
@@ -187,26 +187,26 @@ impl Shared {
         source.failures.extend(self.retry_writes.at(now.into_std()));
         let mut status = Status {
             up: self.watch.up(),
-            scopes: self.scopes(now, &look),
+            scopes: self.scopes(now, &snapshot),
             permits: self.permits_now(),
             messages,
-            rates: look.rates,
+            rates: snapshot.rates,
             handler_p99: self.watch.handler_times.p99(),
             runs,
             overdue: u32::try_from(overdue).unwrap_or(u32::MAX),
             letters_waiting: u32::try_from(letters_waiting).unwrap_or(u32::MAX),
             refusals: self.dead_letter_guard().refusals(),
-            waiting: look
+            waiting: snapshot
                 .waiting
                 .iter()
                 .filter_map(|seen| unfinished(now, seen, &routes))
                 .collect(),
             delivered_ago: self.watch.delivered_ago(),
-            nothing_started_for: look
+            nothing_started_for: snapshot
                 .ready_since
                 .map(|since| now.duration_since(since))
                 .unwrap_or_default(),
-            looked_ago: self.watch.looked_ago(),
+            looked_ago: self.watch.snapshot_age(),
             source,
             ..Status::default()
         };
@@ -222,7 +222,7 @@ impl Shared {
         }
     }
 
-    fn scopes(&self, now: Instant, look: &Look) -> Vec<ScopeStatus> {
+    fn scopes(&self, now: Instant, snapshot: &Snapshot) -> Vec<ScopeStatus> {
         let fails_open = self.settings.fail_open_after.map(|patience| {
             format!("the consumer fails open: when its store is away for longer than {patience:?}, messages run without it, and duplicates run again")
         });
@@ -231,7 +231,7 @@ impl Shared {
             let checkup = route.gate.checkup();
             let promise = route.gate.promise();
             let upkeep = route.gate.upkeep();
-            let outages = self.outages_of(now, route, look);
+            let outages = self.outages_of(now, route, snapshot);
             ScopeStatus {
                 scope: route.gate.scope().to_owned(),
                 route: name.clone(),
@@ -253,7 +253,7 @@ impl Shared {
                 log_bytes: upkeep.log_bytes,
                 memory_bytes: upkeep.memory.map(|memory| memory.used_bytes),
                 max_memory_bytes: upkeep.memory.and_then(|memory| memory.max_bytes),
-                shards: u32::try_from(look.shards_of(route.number, &outages, now))
+                shards: u32::try_from(snapshot.shards_of(route.number, &outages, now))
                     .unwrap_or(u32::MAX),
                 outages,
                 handler_paused: route.breaker.has_paused(),
@@ -264,8 +264,8 @@ impl Shared {
 
     /// The outages of the route's store: those that messages have met, or else one that only the
     /// gate knows.
-    fn outages_of(&self, now: Instant, route: &Route, look: &Look) -> Vec<StoreOutage> {
-        let of_route = look
+    fn outages_of(&self, now: Instant, route: &Route, snapshot: &Snapshot) -> Vec<StoreOutage> {
+        let of_route = snapshot
             .outages
             .iter()
             .filter(|outage| outage.route == route.number);

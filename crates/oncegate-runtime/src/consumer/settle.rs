@@ -342,7 +342,7 @@ async fn hand_over(
         first_failed_at,
         failed_at,
     };
-    item.enter(Stage::Burying, Instant::now());
+    item.enter(Stage::DeadLettering, Instant::now());
     send(shared, item, &**dead_letters, &letter).await?;
     let origin = letter.message.origin();
     let reason = letter.reason.as_str();

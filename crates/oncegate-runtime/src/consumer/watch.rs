@@ -29,14 +29,14 @@ const NEWEST: f64 = 0.2;
 pub(super) struct Watch {
     began: Instant,
     /// Both in milliseconds since `began`.
-    looked_at: AtomicU64,
+    taken_at: AtomicU64,
     delivered_at: AtomicU64,
     delivered: AtomicU64,
     ended: AtomicU64,
     pub(super) handler_times: HandlerTimes,
     units: Mutex<HashMap<u64, Arc<UnitInProgress>>>,
     next_unit: AtomicU64,
-    look: Mutex<Look>,
+    snapshot: Mutex<Snapshot>,
 }
 
 /// An attempt in progress.
@@ -68,7 +68,7 @@ pub(super) type PartitionName = (Arc<str>, i32);
 
 /// The engine's last count of everything that waits.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Look {
+pub(super) struct Snapshot {
     /// Attempts in progress are not included.
     pub(super) messages: Messages,
     /// The shards that were asked of late, and when each was asked last.
@@ -86,7 +86,7 @@ pub(super) struct Look {
     pub(super) totals: (u64, u64),
 }
 
-impl Look {
+impl Snapshot {
     /// Returns how many shards the store of this route has, as far as is known. A shard that was
     /// not asked since the first of these outages began is not known to answer, and does not count.
     pub(super) fn shards_of(&self, route: usize, outages: &[StoreOutage], now: Instant) -> usize {
@@ -166,14 +166,14 @@ impl Watch {
     pub(super) fn new() -> Self {
         Self {
             began: Instant::now(),
-            looked_at: AtomicU64::new(0),
+            taken_at: AtomicU64::new(0),
             delivered_at: AtomicU64::new(0),
             delivered: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             handler_times: HandlerTimes::default(),
             units: Mutex::default(),
             next_unit: AtomicU64::new(0),
-            look: Mutex::default(),
+            snapshot: Mutex::default(),
         }
     }
 
@@ -202,34 +202,34 @@ impl Watch {
         self.ended.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn looked_ago(&self) -> Duration {
-        self.since(&self.looked_at)
+    pub(super) fn snapshot_age(&self) -> Duration {
+        self.since(&self.taken_at)
     }
 
     /// Keeps the engine's count, and updates what spans several counts: rates and `ready_since`.
-    pub(super) fn looked(&self, mut look: Look, free_permits: usize) {
+    pub(super) fn publish(&self, mut snapshot: Snapshot, free_permits: usize) {
         let since =
-            Duration::from_millis(self.millis().saturating_sub(self.looked_at.load(Relaxed)));
-        self.looked_at.store(self.millis(), Relaxed);
-        look.totals = (self.delivered.load(Relaxed), self.ended.load(Relaxed));
-        let mut last = self.look();
-        let is_ready = look.messages.ready > look.gathering && free_permits > 0;
-        look.ready_since = is_ready.then(|| last.ready_since.unwrap_or_else(Instant::now));
-        look.rates = last.rates;
+            Duration::from_millis(self.millis().saturating_sub(self.taken_at.load(Relaxed)));
+        self.taken_at.store(self.millis(), Relaxed);
+        snapshot.totals = (self.delivered.load(Relaxed), self.ended.load(Relaxed));
+        let mut last = self.snapshot();
+        let is_ready = snapshot.messages.ready > snapshot.gathering && free_permits > 0;
+        snapshot.ready_since = is_ready.then(|| last.ready_since.unwrap_or_else(Instant::now));
+        snapshot.rates = last.rates;
         let seconds = since.as_secs_f64();
         if seconds > 0.0 {
-            let delivered = look.totals.0.saturating_sub(last.totals.0);
-            let ended = look.totals.1.saturating_sub(last.totals.1);
-            look.rates = Rates {
+            let delivered = snapshot.totals.0.saturating_sub(last.totals.0);
+            let ended = snapshot.totals.1.saturating_sub(last.totals.1);
+            snapshot.rates = Rates {
                 delivered_per_second: rate(last.rates.delivered_per_second, delivered, seconds),
                 ended_per_second: rate(last.rates.ended_per_second, ended, seconds),
             };
         }
-        *last = look;
+        *last = snapshot;
     }
 
-    pub(super) fn last_look(&self) -> Look {
-        self.look().clone()
+    pub(super) fn last_snapshot(&self) -> Snapshot {
+        self.snapshot().clone()
     }
 
     /// Records a unit, until the [note](UnitNote::begin) of its last attempt is dropped.
@@ -271,8 +271,8 @@ impl Watch {
         self.units.lock()
     }
 
-    fn look(&self) -> MutexGuard<'_, Look> {
-        self.look.lock()
+    fn snapshot(&self) -> MutexGuard<'_, Snapshot> {
+        self.snapshot.lock()
     }
 }
 
@@ -417,29 +417,32 @@ mod tests {
             let shard = Shard { route, number };
             (shard, now - Duration::from_secs(ago))
         });
-        let look = Look {
+        let snapshot = Snapshot {
             asked: asked.to_vec(),
-            ..Look::default()
+            ..Snapshot::default()
         };
-        assert_eq!(look.shards_of(0, &[], now), 3);
+        assert_eq!(snapshot.shards_of(0, &[], now), 3);
         assert_eq!(
-            look.shards_of(0, &[outage(1, 10)], now),
+            snapshot.shards_of(0, &[outage(1, 10)], now),
             1,
             "nothing was asked since"
         );
         assert_eq!(
-            look.shards_of(0, &[outage(0, 0)], now),
+            snapshot.shards_of(0, &[outage(0, 0)], now),
             1,
             "the scope is halted"
         );
         assert_eq!(
-            look.shards_of(0, &[outage(1, 20)], now),
+            snapshot.shards_of(0, &[outage(1, 20)], now),
             2,
             "the second one was asked since"
         );
-        assert_eq!(look.shards_of(0, &[outage(1, 10), outage(2, 20)], now), 2);
         assert_eq!(
-            look.shards_of(0, &[outage(1, 10), outage(2, 70)], now),
+            snapshot.shards_of(0, &[outage(1, 10), outage(2, 20)], now),
+            2
+        );
+        assert_eq!(
+            snapshot.shards_of(0, &[outage(1, 10), outage(2, 70)], now),
             3,
             "the third one was asked since"
         );

@@ -138,9 +138,9 @@ mod tests {
 
     /// Keeps the entries, and reports of each third one that it was dropped.
     #[derive(Debug, Default)]
-    struct Kept(Mutex<Vec<JournalEntry>>, Notify);
+    struct Recorded(Mutex<Vec<JournalEntry>>, Notify);
 
-    impl Journal for Kept {
+    impl Journal for Recorded {
         fn note(&self, entry: JournalEntry) -> u64 {
             let mut entries = self.0.lock();
             entries.push(entry);
@@ -181,7 +181,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_end_of_a_run_is_noted_and_dropped_entries_are_counted() {
-        let kept = Arc::new(Kept::default());
+        let kept = Arc::new(Recorded::default());
         let counters = Arc::new(Counters::default());
         let store = Arc::new(MemoryStore::new());
         let gate = Gate::new("billing", Key::json(["id"]), Arc::clone(&store)).fenced();
@@ -250,7 +250,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_end_that_its_lease_left_behind_is_noted_where_it_happens() {
-        let kept = Arc::new(Kept::default());
+        let kept = Arc::new(Recorded::default());
         let gate =
             Gate::new("billing", Key::json(["id"]), MemoryStore::new()).journal(Arc::clone(&kept));
         let lease = granted(&gate).await;

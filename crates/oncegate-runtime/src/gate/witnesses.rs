@@ -35,11 +35,11 @@ pub(super) struct Witness {
 pub(super) struct Witnesses {
     /// The next duplicate is taken as a witness.
     wants_duplicate: AtomicBool,
-    kept: Mutex<Kept>,
+    kept: Mutex<Sightings>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct Sightings {
     /// The last completion: if the store has lost the end of its log, it has lost this one, unless
     /// it was completed after the loss.
     last: Option<Witness>,
@@ -101,7 +101,7 @@ impl Sample {
 
 impl Witnesses {
     /// Locks the lists. Every change leaves them consistent, so a panic elsewhere does no harm.
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, Sightings> {
         self.kept.lock()
     }
 
@@ -142,7 +142,7 @@ impl Witnesses {
 
     /// Forgets all witnesses: after an accepted loss, earlier records prove nothing.
     pub(super) fn clear(&self) {
-        *self.lock() = Kept::default();
+        *self.lock() = Sightings::default();
         self.wants_duplicate.store(true, Ordering::Relaxed);
     }
 
@@ -213,7 +213,7 @@ pub(super) async fn are_missing(store: &dyn Store, asked: &[Witness]) -> Result<
     Ok(false)
 }
 
-impl Kept {
+impl Sightings {
     /// Keeps the record as a witness for later checks, because it was found.
     fn confirm(&mut self, witness: Witness, found: &RecordSnapshot) {
         let is_completed = matches!(found.record.state, State::Completed { .. });

@@ -184,7 +184,7 @@ pub enum Reason {
         all: bool,
     },
     /// Many messages were given up; at the dead-letter limit the consumer stops.
-    Flood(Refusals),
+    ManyDeadLetters(Refusals),
 }
 
 impl Reason {
@@ -255,7 +255,7 @@ impl Reason {
             Self::OnlyLettersLeft { .. } => "only_letters_left",
             Self::WorkerNotReady { .. } => "worker_not_ready",
             Self::WorkerEnds { .. } => "worker_ends",
-            Self::Flood(_) => "flood",
+            Self::ManyDeadLetters(_) => "many_dead_letters",
         }
     }
 }
@@ -433,7 +433,7 @@ impl fmt::Display for Reason {
                     "the worker has ended {in_a_row} times in a row without an outcome: {why}"
                 )
             }
-            Self::Flood(refusals) => write!(
+            Self::ManyDeadLetters(refusals) => write!(
                 f,
                 "{} messages in a row were given up; at {} the consumer stops",
                 refusals.in_a_row, refusals.most_in_a_row

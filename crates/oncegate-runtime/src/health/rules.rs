@@ -51,7 +51,7 @@ pub(super) fn reasons(status: &Status) -> Vec<Reason> {
         );
         let refusals = status.refusals;
         if refusals.in_a_row > 0 && refusals.in_a_row >= refusals.most_in_a_row / REPORT_DIVISOR {
-            reasons.push(Reason::Flood(refusals));
+            reasons.push(Reason::ManyDeadLetters(refusals));
         }
     }
     reasons.sort_by_key(|reason| !reason.is_stall());
@@ -216,7 +216,7 @@ fn judge_run(status: &Status, run: &Run) -> Option<Reason> {
             })
         }
         Stage::Ending if run.in_stage_for > lease => Some(Reason::NotStored { run: run.clone() }),
-        Stage::Burying if run.in_stage_for > QUIET_LIMIT => {
+        Stage::DeadLettering if run.in_stage_for > QUIET_LIMIT => {
             Some(Reason::LetterNotWritten { run: run.clone() })
         }
         _ => None,

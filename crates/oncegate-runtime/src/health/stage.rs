@@ -66,7 +66,7 @@ pub enum Stage {
     /// The outcome is being stored.
     Ending,
     /// The dead letter is being written.
-    Burying,
+    DeadLettering,
 }
 
 impl fmt::Display for Stage {
@@ -87,7 +87,7 @@ impl fmt::Display for Stage {
             Self::Quarantined => "waits to run alone",
             Self::Running => "is running",
             Self::Ending => "is being completed",
-            Self::Burying => "is being written to the dead letters",
+            Self::DeadLettering => "is being written to the dead letters",
         })
     }
 }

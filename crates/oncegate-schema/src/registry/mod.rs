@@ -115,14 +115,14 @@ pub(crate) struct Schemas {
     client: RegistryClient,
     /// The names and defaults that the schemas have besides their own.
     reader: Option<AvroSchema>,
-    kept: RwLock<Kept>,
+    kept: RwLock<Cache>,
     /// The lock of the caller that asks. It holds the last failure, for callers that waited
     /// meanwhile.
     asking: Mutex<Option<(Instant, PrepareError)>>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct Cache {
     schemas: HashMap<SchemaName, Answer>,
     /// The names without a usable schema, in the order in which they came.
     refused: std::collections::VecDeque<SchemaName>,

@@ -13,7 +13,7 @@ use crate::exec::slot::{END_GRACE, TERM_GRACE};
 use crate::process::{self, Leftovers, Process, Runnable, log};
 use crate::protocol::call::AttemptInfo;
 use crate::protocol::lines::{
-    HandleLine, Line, Outgoing, Ready, ReadyType, Said, parse, write_lines,
+    HandleLine, Line, Outgoing, Ready, ReadyType, WorkerLine, parse, write_lines,
 };
 use crate::protocol::reply::Reply;
 use crate::protocol::values::read_values;
@@ -78,15 +78,15 @@ impl Dialogue {
             }
             Ok(None) => return Err("it ended before it was ready".to_owned()),
             Ok(Some(line)) => match parse(&line).map_err(|misread| misread.why)? {
-                Said::Ready(Ready {
+                WorkerLine::Ready(Ready {
                     r#type: ReadyType::Ready,
                     v: 1,
                     ..
                 }) => {}
-                Said::Ready(Ready { v, .. }) => {
+                WorkerLine::Ready(Ready { v, .. }) => {
                     return Err(format!("it speaks version {v} of the protocol, not 1"));
                 }
-                Said::Answer(_) | Said::Answers(_) => {
+                WorkerLine::Answer(_) | WorkerLine::Answers(_) => {
                     return Err("its first line was an answer".to_owned());
                 }
             },
@@ -165,14 +165,16 @@ impl Dialogue {
                     self.running = None;
                     return Reply::unknown(misread.why);
                 }
-                Ok(Said::Ready(_)) => return Reply::unknown("it reported twice that it is ready"),
-                Ok(Said::Answer(answer)) if answer.id == id => return answer.into(),
-                Ok(Said::Answers(answers)) => {
+                Ok(WorkerLine::Ready(_)) => {
+                    return Reply::unknown("it reported twice that it is ready");
+                }
+                Ok(WorkerLine::Answer(answer)) if answer.id == id => return answer.into(),
+                Ok(WorkerLine::Answers(answers)) => {
                     if let Some(answer) = answers.into_iter().find(|answer| answer.id == id) {
                         return answer.into();
                     }
                 }
-                Ok(Said::Answer(_)) => {}
+                Ok(WorkerLine::Answer(_)) => {}
             }
         }
     }

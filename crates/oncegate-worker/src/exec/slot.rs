@@ -15,7 +15,7 @@ use tracing::{info, warn};
 use super::session::{Job, REMINDER, Session};
 use super::violations::Violations;
 use crate::process::{self, Leftovers, Process, Runnable, Streams, log};
-use crate::protocol::lines::{Line, Misread, Ready, ReadyType, Said, parse, write_lines};
+use crate::protocol::lines::{Line, Misread, Ready, ReadyType, WorkerLine, parse, write_lines};
 use crate::protocol::values::read_values;
 use crate::report::{Ended, WorkerReport};
 
@@ -175,7 +175,7 @@ impl Slot {
 
     async fn converse(&self, session: &mut Session, was_ready: &mut bool) -> End {
         let most = match self.first_line(session).await {
-            Ok(Said::Ready(Ready {
+            Ok(WorkerLine::Ready(Ready {
                 v: 1,
                 batches: false,
                 ..
@@ -184,16 +184,16 @@ impl Slot {
                     .to_owned()
                     .into();
             }
-            Ok(Said::Ready(Ready {
+            Ok(WorkerLine::Ready(Ready {
                 r#type: ReadyType::Ready,
                 v: 1,
                 max_in_flight,
                 ..
             })) => max_in_flight.clamp(1, MAX_IN_FLIGHT_MOST),
-            Ok(Said::Ready(Ready { v, .. })) => {
+            Ok(WorkerLine::Ready(Ready { v, .. })) => {
                 return format!("it speaks version {v} of the protocol, not 1").into();
             }
-            Ok(Said::Answer(_) | Said::Answers(_)) => {
+            Ok(WorkerLine::Answer(_) | WorkerLine::Answers(_)) => {
                 return "its first line was an answer, not {\"type\":\"ready\",\"v\":1}"
                     .to_owned()
                     .into();
@@ -213,7 +213,7 @@ impl Slot {
     }
 
     /// Waits for the worker's `ready` line.
-    async fn first_line(&self, session: &mut Session) -> Result<Said, String> {
+    async fn first_line(&self, session: &mut Session) -> Result<WorkerLine, String> {
         let started = Instant::now();
         let mut wait_until = started + REMINDER;
         loop {
@@ -302,9 +302,9 @@ impl Slot {
             return Err("it ended".to_owned());
         };
         let answers = match parse(&line) {
-            Ok(Said::Answer(answer)) => vec![answer],
-            Ok(Said::Answers(answers)) => answers,
-            Ok(Said::Ready(_)) => {
+            Ok(WorkerLine::Answer(answer)) => vec![answer],
+            Ok(WorkerLine::Answers(answers)) => answers,
+            Ok(WorkerLine::Ready(_)) => {
                 let number = line.number;
                 return Err(format!(
                     "line {number} of its standard output reports again that it is ready"

@@ -171,7 +171,7 @@ impl Caller {
             if error.is_connect() {
                 return Reply::not_run(format!("the worker cannot be reached: {}", chain(&error)));
             }
-            // Said in the handshake, before the worker reads anything.
+            // WorkerLine in the handshake, before the worker reads anything.
             if tls::is_refused(&error) {
                 return Reply::not_run(format!(
                     "the worker does not accept this client's certificate (`tls_certificate`): {}",

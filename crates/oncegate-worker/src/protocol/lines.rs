@@ -31,7 +31,7 @@ const SHOWN_MOST: usize = 120;
 
 /// A line from a worker.
 #[derive(Debug)]
-pub(crate) enum Said {
+pub(crate) enum WorkerLine {
     Ready(Ready),
     Answer(Answer),
     /// Answers to several messages.
@@ -241,7 +241,7 @@ pub(crate) struct Misread {
 }
 
 /// Parses what a worker has written.
-pub(crate) fn parse(line: &Line) -> Result<Said, Misread> {
+pub(crate) fn parse(line: &Line) -> Result<WorkerLine, Misread> {
     said(&line.text)
         .or_else(|| said_around_results(&line.text))
         .ok_or_else(|| {
@@ -260,16 +260,16 @@ pub(crate) fn parse(line: &Line) -> Result<Said, Misread> {
 /// Parses an array of answers.
 pub(crate) fn answers(text: &[u8]) -> Option<Vec<Answer>> {
     match said(text).or_else(|| said_around_results(text))? {
-        Said::Answers(answers) => Some(answers),
-        Said::Answer(_) | Said::Ready(_) => None,
+        WorkerLine::Answers(answers) => Some(answers),
+        WorkerLine::Answer(_) | WorkerLine::Ready(_) => None,
     }
 }
 
-fn said(text: &[u8]) -> Option<Said> {
-    let answer = serde_json::from_slice(text).map(Said::Answer);
-    let answer = answer.or_else(|_| serde_json::from_slice(text).map(Said::Answers));
+fn said(text: &[u8]) -> Option<WorkerLine> {
+    let answer = serde_json::from_slice(text).map(WorkerLine::Answer);
+    let answer = answer.or_else(|_| serde_json::from_slice(text).map(WorkerLine::Answers));
     answer
-        .or_else(|_| serde_json::from_slice(text).map(Said::Ready))
+        .or_else(|_| serde_json::from_slice(text).map(WorkerLine::Ready))
         .ok()
 }
 
@@ -278,14 +278,14 @@ const NO_JSON: &str = "\"oncegate: no JSON\"";
 
 /// Parses answers whose results are not JSON: some libraries write `NaN` and `Infinity`, or text
 /// that is not UTF-8.
-fn said_around_results(text: &[u8]) -> Option<Said> {
+fn said_around_results(text: &[u8]) -> Option<WorkerLine> {
     let text = String::from_utf8_lossy(text);
     let is_lossy = text.contains(char::REPLACEMENT_CHARACTER);
     let mut said = said(without_odd_numbers(&text).as_bytes())?;
     let answers = match &mut said {
-        Said::Answer(answer) => std::slice::from_mut(answer),
-        Said::Answers(answers) => answers,
-        Said::Ready(_) => return None,
+        WorkerLine::Answer(answer) => std::slice::from_mut(answer),
+        WorkerLine::Answers(answers) => answers,
+        WorkerLine::Ready(_) => return None,
     };
     for answer in answers {
         answer.is_unreadable = answer

@@ -9,7 +9,7 @@ use tracing::warn;
 use super::super::error::ConsumerError;
 use super::super::member::{Ended, Next};
 use super::super::schedule::AttemptEnd;
-use super::{Engine, LOOK_EVERY, now};
+use super::{Engine, SNAPSHOT_EVERY, now};
 
 /// The time between the cancellation of handlers and their end when the stop deadline is over.
 const STOP_GRACE: Duration = Duration::from_secs(1);
@@ -66,11 +66,11 @@ impl Engine {
     /// Waits until everything has ended, and returns whether it has before `deadline`.
     async fn drain(&mut self, deadline: Instant) -> bool {
         // A long stop must not look like a loop that handlers have blocked.
-        let mut looks = interval(LOOK_EVERY);
+        let mut snapshots = interval(SNAPSHOT_EVERY);
         loop {
             tokio::select! {
                 biased;
-                _ = looks.tick() => self.look(),
+                _ = snapshots.tick() => self.publish_snapshot(),
                 Some(ended) = self.ended_early.recv() => self.note_last(ended),
                 ended = self.tasks.join_next() => match ended {
                     None => return true,

@@ -53,7 +53,7 @@ pub(super) enum Purpose {
     /// The same, and nothing else runs in this process.
     RunAlone,
     /// To learn what became of the keys. The handlers run later.
-    Look,
+    Inspect,
 }
 
 /// Claims the keys of these members, and runs the handlers of those that are granted.
@@ -177,7 +177,7 @@ fn granted(
     let progress = &member.item.past.progress;
     let is_used_up = is_used_up(shared, &member.item, &lease);
     let runs_later = match purpose {
-        Purpose::Look => !progress.is_rolled_back(),
+        Purpose::Inspect => !progress.is_rolled_back(),
         // Earlier attempts have ended their processes. It holds no failure that must be recorded
         // first.
         Purpose::Run => lease.is_suspect() && !progress.is_rolled_back() && !is_used_up,

@@ -190,14 +190,14 @@ const TABLE: &[RuleCase] = &[
     ),
     (
         "a dead letter being written",
-        |s| s.runs = vec![run(Stage::Burying, 30)],
+        |s| s.runs = vec![run(Stage::DeadLettering, 30)],
         &[],
         true,
         true,
     ),
     (
         "a dead letter that is not written",
-        |s| s.runs = vec![run(Stage::Burying, 31)],
+        |s| s.runs = vec![run(Stage::DeadLettering, 31)],
         &["letter_not_written"],
         true,
         true,
@@ -438,7 +438,7 @@ const TABLE: &[RuleCase] = &[
     (
         "many dead letters",
         |s| s.refusals.in_a_row = 50,
-        &["flood"],
+        &["many_dead_letters"],
         true,
         true,
     ),

@@ -14,7 +14,7 @@ fn lines_of_the_protocol_are_read_and_others_named() {
     let ready = parse(&line(r#"{"type":"ready","v":1,"max_in_flight":8}"#));
     assert!(matches!(
         ready,
-        Ok(Said::Ready(Ready {
+        Ok(WorkerLine::Ready(Ready {
             max_in_flight: 8,
             ..
         }))
@@ -22,7 +22,7 @@ fn lines_of_the_protocol_are_read_and_others_named() {
     let answer = parse(&line(
         r#"{"id":"17","outcome":"complete","result":{"n":9007199254740993}}"#,
     ));
-    let Ok(Said::Answer(Answer {
+    let Ok(WorkerLine::Answer(Answer {
         result: Some(result),
         ..
     })) = answer
@@ -39,9 +39,9 @@ fn lines_of_the_protocol_are_read_and_others_named() {
     let answers = parse(&line(
         r#"[{"id":"1","outcome":"complete"},{"id":"2","outcome":"retry"}]"#,
     ));
-    assert!(matches!(answers, Ok(Said::Answers(answers)) if answers.len() == 2));
+    assert!(matches!(answers, Ok(WorkerLine::Answers(answers)) if answers.len() == 2));
     let later = parse(&line(r#"{"id":"17","outcome":"later","delay_ms":500}"#));
-    let Ok(Said::Answer(later)) = later else {
+    let Ok(WorkerLine::Answer(later)) = later else {
         panic!("an answer")
     };
     assert!(
@@ -108,7 +108,7 @@ fn a_result_that_is_no_json_costs_only_the_result() {
         let answer = parse(&line(&format!(
             r#"{{"id":"1","outcome":"complete","result":{result}}}"#
         )));
-        let Ok(Said::Answer(answer)) = answer else {
+        let Ok(WorkerLine::Answer(answer)) = answer else {
             panic!("{result}: {answer:?}")
         };
         assert!(
@@ -124,7 +124,7 @@ fn a_result_that_is_no_json_costs_only_the_result() {
     assert!(
         matches!(
             answer,
-            Ok(Said::Answer(Answer {
+            Ok(WorkerLine::Answer(Answer {
                 is_unreadable: true,
                 ..
             }))
@@ -132,7 +132,7 @@ fn a_result_that_is_no_json_costs_only_the_result() {
         "{answer:?}"
     );
     let text = r#"[{"id":"1","outcome":"complete","result":1},{"id":"2","outcome":"complete","result":NaN}]"#;
-    let Ok(Said::Answers(answers)) = parse(&line(text)) else {
+    let Ok(WorkerLine::Answers(answers)) = parse(&line(text)) else {
         panic!("two answers")
     };
     assert_eq!(
@@ -146,7 +146,7 @@ fn a_result_that_is_no_json_costs_only_the_result() {
     let text = format!(r#"{{"id":"1","outcome":"complete","result":{deep}}}"#);
     assert!(matches!(
         parse(&line(&text)),
-        Ok(Said::Answer(Answer {
+        Ok(WorkerLine::Answer(Answer {
             is_unreadable: false,
             ..
         }))

@@ -98,7 +98,7 @@ impl<'a> TransactionMembers<'a> {
                 }
             }
         }
-        claims::run(self.tasks, self.to_claim, Purpose::Look, self.ended).await
+        claims::run(self.tasks, self.to_claim, Purpose::Inspect, self.ended).await
     }
 
     /// Runs one transaction. Returns why it has not ended those that are left in `part`.
@@ -241,7 +241,7 @@ impl Rest {
 /// Claims the keys of a batch's members while its transactions go on.
 pub(super) fn claim_apart(tasks: &Arc<Tasks>, members: Vec<Member>) {
     let others = Arc::clone(tasks);
-    tasks.spawn(Box::pin(
-        async move { claims::run(&others, members, Purpose::Look, Vec::new()).await },
-    ) as BoxFuture<'static, Vec<Ended>>);
+    tasks.spawn(Box::pin(async move {
+        claims::run(&others, members, Purpose::Inspect, Vec::new()).await
+    }) as BoxFuture<'static, Vec<Ended>>);
 }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::super::item::Item;
 use super::super::schedule::MessageState;
-use super::super::watch::{Look, Seen, SeenOutage, see};
+use super::super::watch::{Seen, SeenOutage, Snapshot, see};
 use super::Engine;
 use crate::health::{Messages, Stage, WaitCause};
 
@@ -17,18 +17,18 @@ const MOST_WAITING: usize = 16;
 impl Engine {
     /// Counts what waits and why, and drops what another consumer has now. Attempts in progress
     /// have notes of their own.
-    pub(super) fn look(&mut self) {
+    pub(super) fn publish_snapshot(&mut self) {
         let gathering = self.schedule.gathering(super::now());
         let asked = self
             .schedule
             .asked()
             .map(|(shard, at)| (shard, Instant::from_std(at)))
             .collect();
-        let mut look = Look {
+        let mut snapshot = Snapshot {
             asked,
             outages: self.seen_outages(),
             gathering,
-            ..Look::default()
+            ..Snapshot::default()
         };
         let mut revoked = Vec::new();
         for (place, item, state) in self.schedule.waiting() {
@@ -38,7 +38,7 @@ impl Engine {
             let Some(seen) = seen(item, state) else {
                 continue;
             };
-            count(&mut look.messages, seen.stage);
+            count(&mut snapshot.messages, seen.stage);
             let is_worth_knowing = matches!(
                 seen.stage,
                 Stage::Parked(
@@ -50,9 +50,9 @@ impl Engine {
                 )
             );
             if is_worth_knowing {
-                look.waiting.push(seen.clone());
+                snapshot.waiting.push(seen.clone());
             }
-            see(&mut look.partitions, seen);
+            see(&mut snapshot.partitions, seen);
         }
         // A message that comes again would wait behind a delivery that is over.
         revoked
@@ -60,11 +60,12 @@ impl Engine {
             .for_each(|place| self.schedule.revoke(place));
         // Thousands may be wanted later, and nothing is wrong with them: they take no place of the
         // others.
-        look.waiting
+        snapshot
+            .waiting
             .sort_by_key(|seen| (seen.stage == Stage::Parked(WaitCause::Later), seen.since));
-        look.waiting.truncate(MOST_WAITING);
+        snapshot.waiting.truncate(MOST_WAITING);
         let free = self.shared.permits.available_permits();
-        self.shared.watch.looked(look, free);
+        self.shared.watch.publish(snapshot, free);
     }
 
     fn seen_outages(&self) -> Vec<SeenOutage> {
