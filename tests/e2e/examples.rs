@@ -89,12 +89,12 @@ fn payments(example: &str, messages: u64, arguments: &[&str]) {
 fn payments_avro(arguments: &[&str]) {
     let proof = Proof::of(
         "payments_avro",
-        &[&["--messages", "2000"], arguments].concat(),
+        &[&["--messages", "800"], arguments].concat(),
     );
     let number = |name| proof.number(name);
     assert_eq!(
         (number("messages"), number("lost"), number("charged_twice")),
-        (2_000, 0, 0)
+        (800, 0, 0)
     );
     assert_eq!(number("charges"), number("distinct_payments"));
     assert_eq!(
@@ -121,10 +121,10 @@ fn payments_avro(arguments: &[&str]) {
 fn payments_postgres(arguments: &[&str]) {
     let proof = Proof::of(
         "payments_postgres",
-        &[&["--messages", "4000"], arguments].concat(),
+        &[&["--messages", "1500"], arguments].concat(),
     );
     let number = |name| proof.number(name);
-    assert_eq!(number("messages"), 4_000);
+    assert_eq!(number("messages"), 1_500);
     assert_eq!((number("lost"), number("charged_twice")), (0, 0));
     assert_eq!(number("charges"), number("distinct_payments"));
     assert_eq!((number("replay_charges"), number("wrong_answers")), (0, 0));
@@ -142,11 +142,11 @@ fn payments_postgres(arguments: &[&str]) {
 }
 
 fn outbox(arguments: &[&str]) {
-    let proof = Proof::of("outbox", &[&["--orders", "2000"], arguments].concat());
+    let proof = Proof::of("outbox", &[&["--orders", "800"], arguments].concat());
     let number = |name| proof.number(name);
     assert_eq!(
         (number("orders"), number("shipments"), number("notices")),
-        (2_000, 2_000, 2_000)
+        (800, 800, 800)
     );
     assert_eq!(
         (
@@ -208,7 +208,7 @@ async fn batches_prove_themselves_on_kafka_and_redis() {
 
 #[test]
 fn payments_prove_themselves_without_a_server() {
-    payments("payments", 4_000, &[]);
+    payments("payments", 1_500, &[]);
 }
 
 #[tokio::test]
@@ -217,7 +217,7 @@ async fn payments_prove_themselves_on_kafka_and_redis() {
     let redis = Redis::shared().await;
     payments(
         "payments",
-        4_000,
+        1_500,
         &["--bootstrap", kafka.bootstrap(), "--redis", redis.url()],
     );
 }
@@ -279,7 +279,7 @@ async fn payments_in_avro_prove_themselves_on_kafka_and_redis() {
 
 #[test]
 fn payments_from_a_queue_prove_themselves_on_their_own_server() {
-    payments("payments_sqs", 1_500, &[]);
+    payments("payments_sqs", 600, &[]);
 }
 
 #[tokio::test]
@@ -288,14 +288,14 @@ async fn payments_from_a_queue_prove_themselves_on_a_queue_and_redis() {
     let redis = Redis::shared().await;
     payments(
         "payments_sqs",
-        1_500,
+        600,
         &["--endpoint", sqs.endpoint(), "--redis", redis.url()],
     );
 }
 
 #[test]
 fn payments_from_rabbitmq_prove_themselves_on_their_own_server() {
-    payments("payments_amqp", 1_500, &[]);
+    payments("payments_amqp", 600, &[]);
 }
 
 #[tokio::test]
@@ -304,7 +304,7 @@ async fn payments_from_rabbitmq_prove_themselves_with_redis() {
     let redis = Redis::shared().await;
     payments(
         "payments_amqp",
-        1_500,
+        600,
         &["--broker", &broker, "--redis", redis.url()],
     );
 }

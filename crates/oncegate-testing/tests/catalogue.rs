@@ -322,7 +322,7 @@ fn nothing_is_found_in_right_handlers() {
         Some(seed) => (seed, 1),
         None => (
             fastrand::u64(..u64::MAX / 2),
-            number("ONCEGATE_SEEDS").unwrap_or(8),
+            number("ONCEGATE_TRIALS").unwrap_or(3),
         ),
     };
     println!("seeds {first} to {}", first + seeds);

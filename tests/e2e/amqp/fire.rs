@@ -7,8 +7,8 @@ use fastrand::Rng;
 use oncegate_testkit::{Ledger, QueueKind, RabbitMqServer, RabbitQueue, Redis, Workers, unique};
 use serde_json::json;
 
-const MESSAGES: usize = 3_000;
-const ORDERS: usize = 2_000;
+/// How many orders are handled between two faults, on average.
+const ORDERS_A_FAULT: usize = 100;
 const WORKERS: usize = 3;
 /// The number of workers that are killed: `ONCEGATE_RABBITMQ_KILLS`. The broker is killed once, and a worker
 /// stopped once, for so many of them.
@@ -49,12 +49,16 @@ async fn nothing_is_lost(kind: QueueKind, order: Order) {
     let redis = Redis::shared().await;
     let arguments = [("x-single-active-consumer", json!(order == Order::Kept))];
     let queue = server.new_queue_with("fire", kind, &arguments).await;
+    let faults = faults(&mut rng);
+    // Some time after the last fault, while there is still enough left to do.
+    let orders = ORDERS_A_FAULT * (faults.len() + 2);
     let body = |n: usize| {
-        let order = if n < ORDERS { n } else { rng.usize(..ORDERS) };
+        let order = if n < orders { n } else { rng.usize(..orders) };
         format!(r#"{{"order":"{order}","n":{n}}}"#)
     };
+    let messages = orders * 3 / 2;
     queue
-        .send((0..MESSAGES).map(body).collect::<Vec<String>>())
+        .send((0..messages).map(body).collect::<Vec<String>>())
         .await;
 
     let folder = tempfile::tempdir().unwrap();
@@ -63,10 +67,8 @@ async fn nothing_is_lost(kind: QueueKind, order: Order) {
     for _ in 0..WORKERS {
         workers.start();
     }
-    let faults = faults(&mut rng);
     for (n, fault) in faults.iter().enumerate() {
-        // Some time after the last fault, while there is still enough left to do.
-        let at = ORDERS * (n + 1) / (faults.len() + 2) + rng.usize(..ORDERS / (faults.len() + 2));
+        let at = ORDERS_A_FAULT * (n + 1) + rng.usize(..ORDERS_A_FAULT);
         workers
             .until(
                 &ledger,
@@ -92,7 +94,7 @@ async fn nothing_is_lost(kind: QueueKind, order: Order) {
     workers
         .until(&ledger, async |effects| {
             let left = queue.ready().await;
-            if effects >= ORDERS && left == 0 {
+            if effects >= orders && left == 0 {
                 Ok(())
             } else {
                 Err(left)
@@ -100,7 +102,7 @@ async fn nothing_is_lost(kind: QueueKind, order: Order) {
         })
         .await;
     let run = format!("seed {seed}, {faults:?}");
-    let explained = workers.explained(&ledger, (0..ORDERS).map(|order| order.to_string()), &run);
+    let explained = workers.explained(&ledger, (0..orders).map(|order| order.to_string()), &run);
     if order == Order::Kept {
         let first = first_effects(&ledger);
         assert!(first.is_sorted(), "{run}: {first:?}");

@@ -17,11 +17,29 @@ impl Handler for Refusing {
     }
 }
 
+async fn is_waited_for_at_the_start(server: &mut RabbitMqServer) {
+    let stage = Stage::on(server, QueueKind::Quorum).await;
+    stage.send([1]).await;
+    server.kill();
+    let clerk = Clerk::new();
+    let running = stage.start(clerk.clone()).await;
+    running
+        .until_health("a reason at the start", |health| {
+            fails(health, "open").is_some()
+        })
+        .await;
+    server.start_again().await;
+    running.watched.until("acks", 1).await;
+    running.stop().await;
+    clerk.book.charged_once(1);
+}
+
 // invariant: queue-message-lost
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_when_the_broker_is_killed() {
     const MESSAGES: u32 = 200;
     let mut server = RabbitMqServer::start().await;
+    is_waited_for_at_the_start(&mut server).await;
     for kind in [QueueKind::Classic, QueueKind::Quorum] {
         let stage = Stage::on(&server, kind).await;
         stage.send(0..MESSAGES).await;
@@ -74,32 +92,18 @@ async fn nothing_is_lost_when_the_nodes_of_a_cluster_are_parted() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_broker_that_is_away_at_the_start_is_waited_for() {
-    let mut server = RabbitMqServer::start().await;
-    let stage = Stage::on(&server, QueueKind::Quorum).await;
-    stage.send([1]).await;
-    server.kill();
-    let clerk = Clerk::new();
-    let running = stage.start(clerk.clone()).await;
-    running
-        .until_health("a reason at the start", |health| {
-            fails(health, "open").is_some()
-        })
-        .await;
-    server.start_again().await;
-    running.watched.until("acks", 1).await;
-    running.stop().await;
-    clerk.book.charged_once(1);
-}
-
 /// A broker that is short of memory reads nothing from connections that publish, and goes on with
 /// acks.
 // invariant: ack-before-completed
 #[tokio::test(flavor = "multi_thread")]
-async fn acks_continue_during_an_alarm_of_the_broker() {
+async fn an_alarm_of_the_broker_holds_up_dead_letters_and_no_acks() {
     let server = RabbitMqServer::start().await;
-    let stage = Stage::on(&server, QueueKind::Quorum).await;
+    acks_continue(&server).await;
+    dead_letters_wait(&server).await;
+}
+
+async fn acks_continue(server: &RabbitMqServer) {
+    let stage = Stage::on(server, QueueKind::Quorum).await;
     let clerk = Clerk::waiting();
     let running = stage.start(clerk.clone()).await;
     stage
@@ -122,11 +126,8 @@ async fn acks_continue_during_an_alarm_of_the_broker() {
     clerk.book.charged_once(2);
 }
 
-// invariant: ack-before-completed
-#[tokio::test(flavor = "multi_thread")]
-async fn dead_letters_wait_for_the_end_of_an_alarm() {
-    let server = RabbitMqServer::start().await;
-    let stage = Stage::on(&server, QueueKind::Quorum).await;
+async fn dead_letters_wait(server: &RabbitMqServer) {
+    let stage = Stage::on(server, QueueKind::Quorum).await;
     let clerk = Clerk::waiting();
     let running = stage.start(Refusing(clerk.clone())).await;
     stage.send([1, 2]).await;

@@ -19,9 +19,9 @@ use crate::process::{self, Process};
 /// Names the folder of Kafka's jars, when it is not the one that `scripts/fetch-servers` fills.
 const LIB_VARIABLE: &str = "ONCEGATE_KAFKA_LIB";
 
-/// That folder, under `target/test-servers`; `scripts/fetch-servers` puts the archive of its
-/// classes beside it, with which a broker starts in half the time. The version is the one of
-/// `scripts/kafka-pom.xml`.
+/// That folder, under `target/test-servers`. `scripts/fetch-servers` puts beside it the archive of
+/// its classes, with which a broker starts in half the time, and what its tool writes as the first
+/// entries of a new cluster. The version is the one of `scripts/kafka-pom.xml`.
 const LIB_DIR: &str = "kafka-4.1.0/lib";
 
 /// One of Kafka's own tools starts a Java machine, and asks or writes a little.
@@ -48,6 +48,8 @@ const HINT: &str = "`scripts/fetch-servers` installs Java and fetches Apache Kaf
 pub struct KafkaBroker {
     kafka: Kafka,
     cluster_id: String,
+    /// Its number in the cluster.
+    node: usize,
     process: Option<Process>,
     /// Further options for Java.
     options: Vec<String>,
@@ -136,6 +138,7 @@ impl KafkaBroker {
         Self {
             kafka,
             cluster_id: cluster_id.to_owned(),
+            node,
             process: None,
             options: OVER_SOON.map(str::to_owned).into(),
             dir,
@@ -195,8 +198,22 @@ impl KafkaBroker {
         self.process.as_mut().expect("Kafka runs")
     }
 
-    /// A new `KRaft` cluster must be given its id on the disk before its first start.
+    /// A new `KRaft` cluster must be given its id on the disk before its first start. Kafka's tool
+    /// writes it, and the first entries of the cluster; without users they are always the same.
     async fn format(&self, users: &[String]) {
+        let first_entries = lib().with_extension("checkpoint");
+        if users.is_empty() && first_entries.is_file() {
+            let data = self.file("data");
+            fs::create_dir_all(&data).expect("the server's folder can be written");
+            fs::copy(&first_entries, data.join("bootstrap.checkpoint"))
+                .expect("the server's folder can be written");
+            let (id, node) = (&self.cluster_id, self.node);
+            write(
+                &data.join("meta.properties"),
+                &format!("version=1\ncluster.id={id}\nnode.id={node}\n"),
+            );
+            return;
+        }
         let settings = self.file("server.properties").display().to_string();
         let mut arguments = vec![
             "format",
@@ -254,12 +271,7 @@ impl KafkaBroker {
         let mut command = process::bound_to_parent("java", "KILL");
         // The star is Java's, not the shell's: all jars of the folder.
         command.args(options).arg(settings);
-        let classes = lib().with_extension("jsa");
-        if classes.is_file() {
-            let mut archive = OsString::from("-XX:SharedArchiveFile=");
-            archive.push(classes);
-            command.arg(archive);
-        }
+        command.args(archived(&lib()));
         command.arg("-cp").arg(lib().join("*")).arg(class);
         command
     }
@@ -300,6 +312,17 @@ pub(crate) async fn cluster_id_at(kafka: Kafka) -> Result<String, String> {
         id.ok_or_else(|| "the broker does not report its cluster id".to_owned())
     });
     question.await.expect("the question does not panic")
+}
+
+/// The option with which Java uses the archive of the classes of these jars, which
+/// `scripts/fetch-servers` puts beside them.
+pub(crate) fn archived(jars: &Path) -> Option<OsString> {
+    let classes = jars.with_extension("jsa");
+    classes.is_file().then(|| {
+        let mut option = OsString::from("-XX:SharedArchiveFile=");
+        option.push(classes);
+        option
+    })
 }
 
 fn lib() -> PathBuf {

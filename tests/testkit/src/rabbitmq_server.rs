@@ -171,13 +171,19 @@ impl RabbitMqServer {
     /// serve clients.
     ///
     /// # Panics
-    /// When `rabbitmqctl` fails.
+    /// When `rabbitmqctl` fails, or the other one still sees this one.
     pub async fn part_from(&self, other: &Self) {
-        let other = other.node();
+        let (this, that) = (self.node(), other.node());
         let parted = format!(
-            "erlang:set_cookie('{other}', another), erlang:disconnect_node('{other}'), false = lists:member('{other}', nodes())."
+            "erlang:set_cookie('{that}', another), erlang:disconnect_node('{that}'), false = lists:member('{that}', nodes())."
         );
         self.control(&["eval", &parted]).await;
+        // Nodes that meet again before both have noticed are another fault.
+        let noticed = format!(
+            "(fun Notice(Left) when Left > 0 -> case lists:member('{this}', nodes()) of false -> ok; \
+             true -> timer:sleep(100), Notice(Left - 1) end end)(400)."
+        );
+        other.control(&["eval", &noticed]).await;
     }
 
     /// Lets them see each other again.

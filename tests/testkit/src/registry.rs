@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
+use crate::broker::{self, OVER_SOON};
 use crate::certificates::Certificates;
 use crate::place::{self, Port};
 use crate::process::{self, Process};
@@ -115,12 +116,10 @@ impl SchemaRegistry {
         );
         let mut command = process::bound_to_parent("java", "KILL");
         command
-            .args([
-                "-XX:+UseSerialGC",
-                "-XX:TieredStopAtLevel=1",
-                "-Xmx512m",
-                "-jar",
-            ])
+            .args(OVER_SOON)
+            .arg("-Xmx512m")
+            .args(broker::archived(&home.join(JAR)))
+            .arg("-jar")
             .arg(home.join(JAR));
         command.env("QUARKUS_HTTP_HOST", "127.0.0.1");
         command.env("QUARKUS_HTTP_PORT", self.port.number().to_string());
