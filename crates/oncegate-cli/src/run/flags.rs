@@ -65,34 +65,6 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "COUNT", help = meaning("handler.workers"))]
     workers: Option<String>,
 
-    #[arg(long, value_name = "URL", help = meaning("handler.ready_url"))]
-    ready_url: Option<String>,
-
-    #[arg(long, value_name = "TYPE", help = meaning("handler.content_type"))]
-    content_type: Option<String>,
-
-    /// A file with the token that --handler requires
-    #[arg(long, value_name = "FILE")]
-    token_file: Option<String>,
-
-    #[arg(long, value_name = "FILE", help = meaning("handler.tls_root"))]
-    handler_tls_root: Option<String>,
-
-    /// The certificate that the worker requires of its clients, a file in PEM
-    #[arg(long, value_name = "FILE", requires = "handler_tls_key")]
-    handler_tls_certificate: Option<String>,
-
-    /// The key of that certificate, a file in PEM
-    #[arg(long, value_name = "FILE", requires = "handler_tls_certificate")]
-    handler_tls_key: Option<String>,
-
-    /// Allow --handler to be another machine over unencrypted http
-    #[arg(long)]
-    allow_remote: bool,
-
-    #[arg(long, help = meaning("handler.cloudevents"))]
-    cloudevents: bool,
-
     #[arg(long, value_name = "TIME", help = meaning("handler.timeout"))]
     timeout: Option<String>,
 
@@ -106,17 +78,8 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "TIME", help = meaning("retention"))]
     retention: Option<String>,
 
-    #[arg(long, value_name = "TIME", help = meaning("start_patience"))]
-    start_patience: Option<String>,
-
-    #[arg(long, value_name = "TIME", help = meaning("fail_open_after"))]
-    fail_open_after: Option<String>,
-
     #[arg(long, value_name = "FILE", help = meaning("journal"))]
     journal: Option<String>,
-
-    #[arg(long, value_name = "COUNT", help = meaning("max_attempts"))]
-    max_attempts: Option<String>,
 
     #[arg(long, value_name = "COUNT", help = meaning("concurrency"))]
     concurrency: Option<String>,
@@ -125,25 +88,10 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "COUNT")]
     batch_messages: Option<String>,
 
-    #[arg(long, value_name = "SIZE", help = meaning("batch.bytes"))]
-    batch_bytes: Option<String>,
-
-    #[arg(long, value_name = "TIME", help = meaning("batch.wait"))]
-    batch_wait: Option<String>,
-
-    #[arg(long, value_name = "ORDER", help = meaning("ordering"))]
-    ordering: Option<String>,
-
     /// A topic in which messages wait for a later retry, with the wait: orders.retry.30s=30s; may
     /// be repeated
     #[arg(long = "retry-topic", value_name = "NAME=TIME", value_parser = crate::parse::pair)]
     retry_topics: Vec<(String, String)>,
-
-    #[arg(long, help = meaning("overtaking_retries"))]
-    overtaking_retries: bool,
-
-    #[arg(long, help = meaning("source.kafka.keep_positions_of_recreated_topics"))]
-    keep_positions_of_recreated_topics: bool,
 
     /// A property of librdkafka, such as security.protocol=SASL_SSL; may be repeated
     #[arg(long = "property", value_name = "NAME=VALUE", value_parser = crate::parse::pair)]
@@ -153,13 +101,20 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
 
-    /// Any setting by its path, such as consumer.billing.backoff.most=1m; may be repeated
+    /// Any other setting of the consumer by its path, such as ordering=partition or
+    /// handler.ready_url=URL, and any of the configuration, such as store.response_timeout=2s; may
+    /// be repeated
     #[arg(long = "set", value_name = "PATH=VALUE", value_parser = crate::parse::pair)]
     any: Vec<(String, String)>,
 }
 
 /// The tables of `source.kafka` with names that may contain dots.
 const NAMED: [&str; 2] = ["properties", "retry_topics"];
+
+/// The names at the top of a configuration.
+const TABLES: [&str; 6] = [
+    "version", "store", "defaults", "consumer", "outbox", "status",
+];
 
 /// The default consumer: the only one of the file, if there is exactly one.
 const UNNAMED: &str = "default";
@@ -192,7 +147,7 @@ impl Flags {
         );
         let any = self.any.iter().map(|(path, value)| Setting {
             flag: format!("--set {path}"),
-            path: parts(path),
+            path: of(&consumer, parts(path)),
             value: value.clone(),
         });
         whole
@@ -226,9 +181,7 @@ impl Flags {
     }
 
     fn of_handler(&self, consumer: &str) -> Vec<Setting> {
-        let allow_remote = self.allow_remote.then(|| "true".to_owned());
-        let cloudevents = self.cloudevents.then(|| "true".to_owned());
-        let given: [(&str, &[&str], &Option<String>); 13] = [
+        let given: [(&str, &[&str], &Option<String>); 5] = [
             ("--handler", &["handler", "http"], &self.handler),
             ("--handler-exec", &["handler", "exec"], &self.handler_exec),
             (
@@ -237,38 +190,6 @@ impl Flags {
                 &self.handler_command,
             ),
             ("--workers", &["handler", "workers"], &self.workers),
-            ("--ready-url", &["handler", "ready_url"], &self.ready_url),
-            (
-                "--content-type",
-                &["handler", "content_type"],
-                &self.content_type,
-            ),
-            (
-                "--token-file",
-                &["handler", "token", "file"],
-                &self.token_file,
-            ),
-            (
-                "--handler-tls-root",
-                &["handler", "tls_root"],
-                &self.handler_tls_root,
-            ),
-            (
-                "--handler-tls-certificate",
-                &["handler", "tls_certificate"],
-                &self.handler_tls_certificate,
-            ),
-            (
-                "--handler-tls-key",
-                &["handler", "tls_key"],
-                &self.handler_tls_key,
-            ),
-            (
-                "--allow-remote",
-                &["handler", "allow_remote"],
-                &allow_remote,
-            ),
-            ("--cloudevents", &["handler", "cloudevents"], &cloudevents),
             ("--timeout", &["handler", "timeout"], &self.timeout),
         ];
         settings(consumer, &given)
@@ -281,11 +202,7 @@ impl Flags {
             (None, Some(_)) => "sqs",
             (None, None) => "kafka",
         };
-        let overtaking_retries = self.overtaking_retries.then(|| "true".to_owned());
-        let keep_positions = self
-            .keep_positions_of_recreated_topics
-            .then(|| "true".to_owned());
-        let given: [(&str, &[&str], &Option<String>); 14] = [
+        let given: [(&str, &[&str], &Option<String>); 6] = [
             (
                 "--dead-letters",
                 &["dead_letters", letters],
@@ -293,36 +210,12 @@ impl Flags {
             ),
             ("--lease", &["lease"], &self.lease),
             ("--retention", &["retention"], &self.retention),
-            (
-                "--start-patience",
-                &["start_patience"],
-                &self.start_patience,
-            ),
-            (
-                "--fail-open-after",
-                &["fail_open_after"],
-                &self.fail_open_after,
-            ),
             ("--journal", &["journal"], &self.journal),
-            ("--max-attempts", &["max_attempts"], &self.max_attempts),
             ("--concurrency", &["concurrency"], &self.concurrency),
             (
                 "--batch-messages",
                 &["batch", "messages"],
                 &self.batch_messages,
-            ),
-            ("--batch-bytes", &["batch", "bytes"], &self.batch_bytes),
-            ("--batch-wait", &["batch", "wait"], &self.batch_wait),
-            ("--ordering", &["ordering"], &self.ordering),
-            (
-                "--overtaking-retries",
-                &["overtaking_retries"],
-                &overtaking_retries,
-            ),
-            (
-                "--keep-positions-of-recreated-topics",
-                &["source", "kafka", "keep_positions_of_recreated_topics"],
-                &keep_positions,
             ),
         ];
         settings(consumer, &given)
@@ -350,6 +243,18 @@ fn named(consumer: &str, flag: &str, table: &str, pairs: &[(String, String)]) ->
             value: value.clone(),
         })
         .collect()
+}
+
+/// The path in the configuration: one that begins with none of its tables is a setting of the
+/// consumer.
+fn of(consumer: &str, path: Path) -> Path {
+    if path
+        .first()
+        .is_some_and(|first| TABLES.contains(&first.as_str()))
+    {
+        return path;
+    }
+    [&["consumer".to_owned(), consumer.to_owned()][..], &path].concat()
 }
 
 /// Splits `consumer."a.b".lease` at its dots. A quoted part keeps its dots, and so does the name of
@@ -430,19 +335,39 @@ mod tests {
     }
 
     #[test]
-    fn positions_of_recreated_topics_are_kept_by_a_flag_of_its_own() {
+    fn a_path_without_a_table_is_about_the_consumer() {
         let flags = Flags {
-            keep_positions_of_recreated_topics: true,
+            any: [
+                ("handler.ready_url", "http://127.0.0.1:1/"),
+                ("store.response_timeout", "2s"),
+                ("consumer.mail.lease", "1m"),
+            ]
+            .map(|(path, value)| (path.to_owned(), value.to_owned()))
+            .into(),
             ..Flags::default()
         };
-        let [setting] = &flags.settings(&[])[..] else {
-            panic!("one setting")
-        };
-        let key = ["source", "kafka", "keep_positions_of_recreated_topics"];
-        assert_eq!(setting.path, [&["consumer", "default"][..], &key].concat());
+        let paths: Vec<String> = flags
+            .settings(&["billing".to_owned()])
+            .into_iter()
+            .map(|setting| setting.path.join("."))
+            .collect();
         assert_eq!(
-            (setting.flag.as_str(), setting.value.as_str()),
-            ("--keep-positions-of-recreated-topics", "true")
+            paths,
+            [
+                "consumer.billing.handler.ready_url",
+                "store.response_timeout",
+                "consumer.mail.lease"
+            ]
         );
+    }
+
+    #[test]
+    fn the_tables_are_those_of_the_configuration() {
+        let schema = schemars::schema_for!(crate::config::shape::Config);
+        let tables = schema.as_value()["properties"].as_object().unwrap();
+        for table in tables.keys() {
+            assert!(TABLES.contains(&table.as_str()), "{table}");
+        }
+        assert_eq!(tables.len(), TABLES.len());
     }
 }

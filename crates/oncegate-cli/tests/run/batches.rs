@@ -22,7 +22,11 @@ async fn stage() -> Stage {
 
 /// Every order has one effect, also after a replay, and the broken one is a dead letter.
 async fn consume_twice(stage: &Stage, flags: &[&str]) {
-    let flags = [&["--batch-messages", "50", "--batch-wait", "20ms"], flags].concat();
+    let flags = [
+        &["--batch-messages", "50", "--set", "batch.wait=20ms"],
+        flags,
+    ]
+    .concat();
     stage.consume(&flags).await;
     let effects = stage.effects();
     assert_eq!(effects.len(), ORDERS - 1, "{}", stage.log());
@@ -173,8 +177,8 @@ async fn a_request_that_is_refused_is_split_until_the_cause_is_alone() {
             &worker.url(),
             "--batch-messages",
             "40",
-            "--batch-wait",
-            "1s",
+            "--set",
+            "batch.wait=1s",
         ])
         .await;
     let letters = stage.letters().await;

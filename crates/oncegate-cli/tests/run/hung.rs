@@ -33,8 +33,8 @@ async fn a_hung_worker_is_replaced_and_only_its_message_is_unknown() {
         "1s",
         "--timeout",
         "1s",
-        "--max-attempts",
-        "2",
+        "--set",
+        "max_attempts=2",
     ];
     stage.consume(&flags).await;
     assert!(
@@ -157,12 +157,12 @@ async fn messages_that_wait_for_a_worker_are_not_counted() {
         &command,
         "--lease",
         "1s",
-        "--max-attempts",
-        "2",
+        "--set",
+        "max_attempts=2",
         "--set",
         &max_run,
-        "--ordering",
-        "unordered",
+        "--set",
+        "ordering=unordered",
     ];
     let running = stage.start(&flags);
     until(

@@ -13,7 +13,7 @@ const MESSAGES: usize = 60;
 
 /// The flags under which a message that had failed as often would be a dead letter, and the breaker
 /// open.
-const STRICT: [&str; 4] = ["--max-attempts", "2", "--ordering", "unordered"];
+const STRICT: [&str; 4] = ["--set", "max_attempts=2", "--set", "ordering=unordered"];
 
 /// Every job is asked for again and again until it is done. As failures these would be three
 /// hundred, of sixty keys.

@@ -201,8 +201,8 @@ async fn has_an_outcome_for_each(
         &command,
         "--batch-messages",
         "12",
-        "--batch-wait",
-        "1s",
+        "--set",
+        "batch.wait=1s",
     ];
     stage.consume(&flags).await;
     let given: Vec<Given> = stage.noted();

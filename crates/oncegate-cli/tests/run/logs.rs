@@ -40,7 +40,12 @@ async fn every_line_is_json_when_json_is_asked_for() {
         "{open}"
     );
 
-    let absent = ["--store", "redis://127.0.0.1:1", "--start-patience", "1ms"];
+    let absent = [
+        "--store",
+        "redis://127.0.0.1:1",
+        "--set",
+        "start_patience=1ms",
+    ];
     let mut running = stage.start(
         &[
             &["--handler-command", "true", "--log-format", "json"],

@@ -70,8 +70,8 @@ async fn each_answer_becomes_what_is_documented() {
         "1s",
         "--timeout",
         "2s",
-        "--ordering",
-        "unordered",
+        "--set",
+        "ordering=unordered",
     ];
     stage
         .consume(&[&["--handler", &worker.url()][..], &flags].concat())
@@ -130,8 +130,8 @@ async fn nothing_runs_before_readiness_and_no_payload_is_logged() {
     let stage = Stage::with_orders(3).await;
     let port = oncegate_testkit::LoopbackPort::reserve();
     let handler = format!("http://127.0.0.1:{}/", port.number());
-    let ready = format!("http://127.0.0.1:{}/ready", port.number());
-    let running = stage.start(&["--handler", &handler, "--ready-url", &ready]);
+    let ready = format!("handler.ready_url=http://127.0.0.1:{}/ready", port.number());
+    let running = stage.start(&["--handler", &handler, "--set", &ready]);
     until(
         "the log to report that the worker is not ready",
         LIMIT,
@@ -344,10 +344,10 @@ async fn when_a_limit_on_requests_is_lifted_the_work_goes_on() {
         .consume(&[
             "--handler",
             &worker.url(),
-            "--max-attempts",
-            "3",
-            "--ordering",
-            "unordered",
+            "--set",
+            "max_attempts=3",
+            "--set",
+            "ordering=unordered",
         ])
         .await;
     assert!(stage.letters().await.is_empty(), "{}", stage.log());

@@ -24,7 +24,7 @@ async fn while_the_worker_answers_503_nothing_is_dead_lettered() {
     })
     .await;
     // As many run at once as the breaker must see fail, however slow the machine is.
-    let flags = ["--max-attempts", "2", "--concurrency", "4"];
+    let flags = ["--set", "max_attempts=2", "--concurrency", "4"];
     let quick = [
         "breaker.first=100ms",
         "breaker.most=400ms",
@@ -85,8 +85,8 @@ async fn thirteen_restarts_while_the_worker_is_down_bury_no_message() {
         &url,
         &quick[0],
         &quick[1],
-        "--max-attempts",
-        "3",
+        "--set",
+        "max_attempts=3",
     ];
     for restart in 0..13 {
         let calls = CALLS[usize::from(restart > 0)];
@@ -133,7 +133,7 @@ async fn the_breaker_probes_when_a_worker_has_asked_for_it() {
     let settings = ["breaker.first=100ms", "breaker.most=60s"];
     let settings = settings.map(|setting| format!("--set=consumer.{}.{setting}", stage.scope));
     let settings = settings.each_ref().map(String::as_str);
-    let flags = ["--max-attempts", "200", "--concurrency", "24"];
+    let flags = ["--set", "max_attempts=200", "--concurrency", "24"];
     let running = stage.start(&[&["--handler", &worker.url()][..], &flags, &settings].concat());
     stage.until_logged("the circuit breaker is open").await;
     refused.store(asked.load(SeqCst) + PROBES, SeqCst);

@@ -25,8 +25,8 @@ async fn charged_by(command: &str) -> (String, Vec<String>) {
         .run(&[
             "--handler-command",
             command,
-            "--max-attempts",
-            "1",
+            "--set",
+            "max_attempts=1",
             "--dead-letters",
             "dead",
         ])
@@ -323,8 +323,8 @@ async fn a_worker_that_ends_before_it_is_ready_ends_the_run() {
         .run(&[
             "--handler-exec",
             "python3 worker.py",
-            "--start-patience",
-            "1s",
+            "--set",
+            "start_patience=1s",
         ])
         .await;
     assert_eq!(ended.code, Some(69), "{ended:?}");
@@ -353,8 +353,8 @@ sys.stdin.readline()
 sys.exit("the licence has expired")
 "#;
     let limits = [
-        "--max-attempts",
-        "1",
+        "--set",
+        "max_attempts=1",
         "--lease",
         "1s",
         "--dead-letters",

@@ -153,8 +153,8 @@ async fn a_worker_that_answers_wrongly_stops_its_consumer() {
             "1s",
             "--concurrency",
             "1",
-            "--max-attempts",
-            "10",
+            "--set",
+            "max_attempts=10",
         ];
         let dead = ["--dead-letters", "dead.jsonl"];
         let ended = feed.run(&[&EXEC[..], &flags, &dead].concat()).await;
@@ -217,8 +217,8 @@ def answer_batch(messages):
     let flags = [
         "--batch-messages",
         "10",
-        "--batch-wait",
-        "5s",
+        "--set",
+        "batch.wait=5s",
         "--timeout",
         "1s",
         "--lease",
@@ -262,8 +262,8 @@ def answer_batch(messages):
     let flags = [
         "--batch-messages",
         "10",
-        "--batch-wait",
-        "5s",
+        "--set",
+        "batch.wait=5s",
         "--lease",
         "1s",
     ];

@@ -24,8 +24,8 @@ async fn a_far_off_retry_waits_in_its_topic_and_holds_up_nothing() {
         &topic,
         "--set",
         &beyond,
-        "--ordering",
-        "unordered",
+        "--set",
+        "ordering=unordered",
     ];
     let running = stage.start(&[&["--handler", &worker.url()][..], &flags].concat());
     stage.until_consumed(&running.group).await;
@@ -86,7 +86,8 @@ async fn order_and_retry_topics_exclude_each_other_unless_accepted() {
             "true",
             "--retry-topic",
             &topic,
-            "--overtaking-retries",
+            "--set",
+            "overtaking_retries=true",
         ])
         .await;
 }

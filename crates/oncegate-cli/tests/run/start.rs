@@ -60,7 +60,7 @@ async fn the_start_waits_for_an_absent_store_as_long_as_it_is_told() {
     server.kill();
     let url = server.url().to_owned();
     let flags = ["--handler", &worker.url(), "--store", &url];
-    let mut running = stage.start(&[&flags[..], &["--start-patience", "1ms"]].concat());
+    let mut running = stage.start(&[&flags[..], &["--set", "start_patience=1ms"]].concat());
     assert_eq!(
         running.process.end_within(LIMIT).await.code(),
         Some(69),
@@ -86,8 +86,8 @@ async fn brokers_that_do_not_answer_end_an_impatient_start_quietly() {
         "true",
         "--set",
         &set,
-        "--start-patience",
-        "4s",
+        "--set",
+        "start_patience=4s",
     ]);
     assert_eq!(
         running.process.end_within(LIMIT).await.code(),

@@ -12,8 +12,9 @@ fn certificates() -> Arc<Certificates> {
     Arc::new(Certificates::for_names("DNS:localhost"))
 }
 
+/// The setting that trusts their authority.
 fn root(certificates: &Certificates) -> String {
-    certificates.file("ca.pem").to_str().unwrap().to_owned()
+    format!("handler.tls_root={}", certificates.file("ca.pem").display())
 }
 
 async fn done_by(shown: impl Fn() -> Arc<Certificates> + Send + 'static) -> RawWorker {
@@ -45,7 +46,7 @@ async fn a_workers_certificate_needs_its_name_and_a_known_authority() {
     let root = root(&certificates);
     let worker = done_by(move || Arc::clone(&shown)).await;
     stage
-        .consume(&["--handler", &url(&worker), "--handler-tls-root", &root])
+        .consume(&["--handler", &url(&worker), "--set", &root])
         .await;
     assert_eq!(worker.asked().len(), 5, "{}", stage.log());
     assert!(worker.asked().iter().all(|asked| asked.path == "/handle"));
@@ -54,7 +55,7 @@ async fn a_workers_certificate_needs_its_name_and_a_known_authority() {
     // does not trust.
     let address = format!("https://{}/handle", worker.address);
     for flags in [
-        &["--handler", &address, "--handler-tls-root", &root][..],
+        &["--handler", &address, "--set", &root][..],
         &["--handler", &url(&worker)],
     ] {
         let stage = Stage::with_orders(1).await;
@@ -96,14 +97,14 @@ async fn an_untrusted_certificate_pauses_and_gives_up_no_message() {
     let flags = [
         "--handler",
         &url(&worker),
-        "--handler-tls-root",
+        "--set",
         &root,
-        "--ready-url",
-        &ready.url(),
+        "--set",
+        &format!("handler.ready_url={}", ready.url()),
     ];
     let limits = [
-        "--max-attempts",
-        "2",
+        "--set",
+        "max_attempts=2",
         "--concurrency",
         "4",
         "--set",
@@ -135,12 +136,12 @@ async fn a_worker_that_demands_a_certificate_gets_no_payload_without() {
     let root = root(&certificates);
     let flags = |certificate: &str, key: &str| {
         let own = [
-            "--handler-tls-certificate",
-            certificate,
-            "--handler-tls-key",
-            key,
+            "--set",
+            &format!("handler.tls_certificate={certificate}"),
+            "--set",
+            &format!("handler.tls_key={key}"),
         ];
-        let all = ["--handler", &address, "--handler-tls-root", &root]
+        let all = ["--handler", &address, "--set", &root]
             .into_iter()
             .chain(own);
         all.map(str::to_owned).collect::<Vec<_>>()
@@ -153,7 +154,7 @@ async fn a_worker_that_demands_a_certificate_gets_no_payload_without() {
         .await;
     assert_eq!(worker.asked().len(), 3, "{}", stage.log());
 
-    let none = ["--handler", &address, "--handler-tls-root", &root]
+    let none = ["--handler", &address, "--set", &root]
         .map(str::to_owned)
         .to_vec();
     for flags in [none, with(&Certificates::for_names("DNS:localhost"))] {
@@ -181,7 +182,7 @@ async fn an_expired_certificate_of_a_worker_is_named_as_the_reason() {
     certificates.let_expire();
     let root = root(&certificates);
     let worker = done_by(move || Arc::clone(&certificates)).await;
-    let running = stage.start(&["--handler", &url(&worker), "--handler-tls-root", &root]);
+    let running = stage.start(&["--handler", &url(&worker), "--set", &root]);
     until_said(&stage, "not ready yet").await;
     until_said(&stage, "Expired").await;
     running.stop().await;
@@ -210,18 +211,12 @@ async fn a_changed_client_certificate_is_used_without_a_restart() {
     let key = file("server.key");
     let root = root(&certificates);
     let own = [
-        "--handler-tls-certificate",
-        &certificate,
-        "--handler-tls-key",
-        &key,
+        "--set",
+        &format!("handler.tls_certificate={certificate}"),
+        "--set",
+        &format!("handler.tls_key={key}"),
     ];
-    let running = stage.start(
-        &[
-            &["--handler", &url(&worker), "--handler-tls-root", &root][..],
-            &own,
-        ]
-        .concat(),
-    );
+    let running = stage.start(&[&["--handler", &url(&worker), "--set", &root][..], &own].concat());
     until_said(&stage, "tls_certificate").await;
     assert_eq!(
         worker.asked().len(),
@@ -261,29 +256,20 @@ async fn a_refused_client_gives_up_no_message(
     };
     install(&strange);
     let address = url(&worker);
-    let ready = ready.url();
+    let ready = format!("handler.ready_url={}", ready.url());
     let root = root(&accepted);
     let set = |what: &str| format!("consumer.{}.{what}", stage.scope);
     let breaker = set("breaker.most=2s");
     let backoff = set("backoff.most=1s");
-    let names = [
-        "--handler",
-        &address,
-        "--handler-tls-root",
-        &root,
-        "--ready-url",
-        &ready,
-    ];
-    let own = [certificate.to_str().unwrap(), key.to_str().unwrap()];
+    let names = ["--handler", &address, "--set", &root, "--set", &ready];
     let own = [
-        "--handler-tls-certificate",
-        own[0],
-        "--handler-tls-key",
-        own[1],
+        format!("handler.tls_certificate={}", certificate.display()),
+        format!("handler.tls_key={}", key.display()),
     ];
+    let own = ["--set", &own[0], "--set", &own[1]];
     let limits = [
-        "--max-attempts",
-        "2",
+        "--set",
+        "max_attempts=2",
         "--concurrency",
         "4",
         "--set",

@@ -26,10 +26,10 @@ async fn unknown_outcomes_are_logged_and_a_dead_letter_has_the_last() {
         "1s",
         "--timeout",
         "1s",
-        "--max-attempts",
-        "2",
-        "--ordering",
-        "unordered",
+        "--set",
+        "max_attempts=2",
+        "--set",
+        "ordering=unordered",
     ];
     stage
         .consume(&[&["--handler", &worker.url()][..], &flags].concat())
@@ -75,10 +75,10 @@ async fn a_worker_that_cannot_be_reached_costs_no_attempt() {
     let flags = [
         "--handler",
         &url,
-        "--ready-url",
-        &ready.url(),
-        "--max-attempts",
-        "1",
+        "--set",
+        &format!("handler.ready_url={}", ready.url()),
+        "--set",
+        "max_attempts=1",
         "--set",
         &backoff,
     ];

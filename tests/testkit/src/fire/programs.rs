@@ -65,12 +65,8 @@ pub(super) fn oncegate_run(oncegate: &Path, worker: &Path, settings: &WorkerSett
         "--handler-exec",
         &worker,
     ]);
-    for (flag, number) in [
-        ("--workers", WORKERS_OF_EACH),
-        ("--max-attempts", MAX_ATTEMPTS),
-    ] {
-        command.args([flag, &number.to_string()]);
-    }
+    command.args(["--workers", &WORKERS_OF_EACH.to_string()]);
+    command.args(["--set", &format!("max_attempts={MAX_ATTEMPTS}")]);
     for (flag, time) in [("--lease", PROGRAM_LEASE), ("--timeout", TIME_LIMIT)] {
         command.args([flag, &format!("{}ms", time.as_millis())]);
     }
