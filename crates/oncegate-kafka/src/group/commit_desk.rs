@@ -58,6 +58,8 @@ pub(crate) enum CommitOutcome {
     Committed,
     /// The group has a newer generation: the partitions belong to another member, or will.
     NotOurs(String),
+    /// The member is none any more, so others have the partitions already.
+    Lost(String),
     /// The brokers are busy or unreachable: they may have no position, and a retry may soon
     /// succeed.
     Busy(String),
@@ -92,9 +94,10 @@ impl CommitDesk {
         loop {
             let outcome = self.commit_now(deadline);
             let again = Instant::now() + REPEAT_PAUSE;
-            let refused = matches!(outcome, CommitOutcome::NotOurs(_)) && !is_lost();
-            if !refused || again >= deadline || !self.pause_until(again) {
-                return outcome;
+            match outcome {
+                CommitOutcome::NotOurs(error) if is_lost() => return CommitOutcome::Lost(error),
+                CommitOutcome::NotOurs(_) if again < deadline && self.pause_until(again) => {}
+                outcome => return outcome,
             }
         }
     }
@@ -180,6 +183,8 @@ impl CommitDesk {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -243,6 +248,33 @@ mod tests {
         assert!(matches!(desk.commit_now(far), CommitOutcome::Failed(_)));
         assert!(desk.next(Duration::from_secs(60)).is_none());
         assert!(Instant::now() < far);
+    }
+
+    /// The group may have ended the member's session a moment before, which the client learns by the
+    /// refusal.
+    #[test]
+    fn a_member_that_is_lost_repeats_no_last_commit() {
+        let desk = CommitDesk::default();
+        let far = Instant::now() + Duration::from_secs(60);
+        let refused = || CommitOutcome::NotOurs("unknown member".to_owned());
+        let lost = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let last = scope.spawn(|| desk.commit_last(far, || lost.load(Ordering::Relaxed)));
+            let round = desk.next(Duration::from_secs(60)).expect("an order");
+            desk.finish(round, refused());
+            let again = loop {
+                let next = desk.next(Duration::from_millis(1)).expect("it is open");
+                if next > round {
+                    break next;
+                }
+            };
+            lost.store(true, Ordering::Relaxed);
+            desk.finish(again, refused());
+            assert_eq!(
+                last.join().expect("no panic"),
+                CommitOutcome::Lost("unknown member".to_owned())
+            );
+        });
     }
 
     #[test]

@@ -281,6 +281,9 @@ impl Member {
             .unwrap_or_else(|| Instant::now() + self.commit_patience);
         match commit(commit_by) {
             CommitOutcome::Committed => {}
+            CommitOutcome::Lost(error) => {
+                tracing::warn!(error, "the partitions were lost before their last commit");
+            }
             CommitOutcome::NotOurs(error)
             | CommitOutcome::Busy(error)
             | CommitOutcome::Failed(error) => {
@@ -374,5 +377,24 @@ mod tests {
             |_| CommitOutcome::Failed("the broker did not answer a commit in time".to_owned());
         member.revoked(&[partition], false, never);
         assert!(member.uncommitted.lock().is_none());
+    }
+
+    #[test]
+    fn a_stop_ends_well_when_others_have_the_partitions_already() {
+        for (outcome, is_reported) in [
+            (CommitOutcome::Lost("unknown member".to_owned()), false),
+            (CommitOutcome::NotOurs("rebalance".to_owned()), true),
+            (CommitOutcome::Failed("no answer".to_owned()), true),
+        ] {
+            let member = member();
+            member.leave(Instant::now() + Duration::from_secs(3_600));
+            let partition = finished(&member);
+            member.revoked(&[partition], false, |_| outcome.clone());
+            assert_eq!(
+                member.uncommitted.lock().is_some(),
+                is_reported,
+                "{outcome:?}"
+            );
+        }
     }
 }
