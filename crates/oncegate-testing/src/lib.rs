@@ -9,15 +9,16 @@
 //! `oncegate prove` does the same for handlers in any language; `docs/PROVE.md` has the catalogue
 //! of defects.
 //!
-//! [`promise`] judges oncegate itself, for stores and sources of your own: whether its promise
-//! holds while workers are killed and stores are lost. Both judges decide about effects with
-//! [`judge_effects`].
+//! The module `promise`, behind a feature of that name, judges oncegate itself, for stores and
+//! sources of your own: whether its promise holds while workers are killed and stores are lost. Both
+//! judges decide about effects with [`judge_effects`].
 //!
 //! # Features
 //!
 //! | feature | what | default |
 //! |---|---|---|
 //! | `http` | [`Service`](https://docs.rs/oncegate-testing): the downstream service by HTTP | no |
+//! | `promise` | `promise`: recorders of stores and sources, and the judge of what they recorded | no |
 
 mod broker;
 mod defect;
@@ -28,6 +29,7 @@ mod history;
 mod judge;
 mod launch;
 mod plan;
+#[cfg(feature = "promise")]
 pub mod promise;
 pub mod report;
 mod round;

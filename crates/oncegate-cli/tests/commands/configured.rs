@@ -468,7 +468,7 @@ async fn a_worker_of_a_configuration_is_tested() {
             .out
             .contains("FAILED  completes")
     );
-    test(&["--set", "handler.ready_url=http://127.0.0.1:1/"])
+    test(&["--ready-url", "http://127.0.0.1:1/"])
         .await
         .ended(2)
         .says("--ready-url")
