@@ -24,4 +24,17 @@ impl Finding {
         let what = what.into();
         Self { setting, what }
     }
+
+    /// Returns the finding that one of two settings is given without the other. Each comes with
+    /// whether it is given.
+    pub fn of_pair(pair: [(&'static str, bool); 2]) -> Option<Self> {
+        let [(first, has_first), (second, has_second)] = pair;
+        let alone = match (has_first, has_second) {
+            (true, false) => first,
+            (false, true) => second,
+            _ => return None,
+        };
+        let what = format!("`{first}` and `{second}` belong together: give both");
+        Some(Self::new(alone, what))
+    }
 }

@@ -14,17 +14,12 @@ use super::link::{self, CONNECTIONS, Link, Sessions, Shared};
 use super::notices::Notices;
 use super::password::PasswordFile;
 use super::purge::Purge;
+use super::settings::PostgresSettings;
 use super::tls::{Parameters, Tls};
 use super::transactional::Connecting;
 use super::{Inner, PostgresStore};
 use oncegate_store_toolkit::archive::{Archive, SharedArchive};
 use oncegate_store_toolkit::start::until_reachable;
-
-/// Default time limit for one round trip.
-const DEFAULT_RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Default time limit for one try to connect.
-const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Default of the longest time between two purges of expired records.
 const DEFAULT_PURGE_REST: Duration = Duration::from_secs(600);
@@ -41,22 +36,9 @@ const INVALID_URL: &str =
 #[derive(Clone)]
 pub struct PostgresBuilder {
     origin: Origin,
-    response_timeout: Duration,
-    connect_timeout: Duration,
+    pub(super) settings: PostgresSettings,
     start_patience: Duration,
-    allowed: Allowed,
     purge: Purge,
-    journaled: bool,
-    tls_root: Option<PathBuf>,
-    tls_client: Option<(PathBuf, PathBuf)>,
-    password_file: Option<PathBuf>,
-}
-
-/// Settings that the check accepts although they break the guarantees.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Allowed {
-    pub(super) asynchronous_commit: bool,
-    pub(super) fsync_off: bool,
 }
 
 /// The way to the server.
@@ -79,88 +61,65 @@ impl PostgresBuilder {
     pub(super) fn new(origin: Origin) -> Self {
         Self {
             origin,
-            response_timeout: DEFAULT_RESPONSE_TIMEOUT,
-            connect_timeout: DEFAULT_CONNECT_TIMEOUT,
+            settings: PostgresSettings::DEFAULT,
             start_patience: Duration::ZERO,
-            allowed: Allowed::default(),
             purge: Purge {
                 rest: Some(DEFAULT_PURGE_REST),
                 ..Purge::default()
             },
-            journaled: false,
-            tls_root: None,
-            tls_client: None,
-            password_file: None,
         }
     }
 
-    /// The file in PEM with the authorities that may sign the server's certificate, where the URL
-    /// names none (`sslrootcert`). Default: those of this machine. It is read again when it
-    /// changes.
-    ///
-    /// Connections to this machine use TLS, too, if it is set and the URL has no `sslmode`. A pool
-    /// that the caller supplies has its own TLS.
-    pub fn tls_root(self, file: impl Into<PathBuf>) -> Self {
-        Self {
-            tls_root: Some(file.into()),
-            ..self
-        }
+    /// Sets all settings but the URL and the purge, such as those of a file.
+    pub fn settings(self, settings: PostgresSettings) -> Self {
+        Self { settings, ..self }
     }
 
-    /// The files in PEM with the client's certificate and its key, where the URL names none
-    /// (`sslcert`, `sslkey`). Default: none. They are read again when they change.
-    pub fn tls_client(self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
-        Self {
-            tls_client: Some((certificate.into(), key.into())),
-            ..self
-        }
-    }
-
-    /// The file with the password, instead of one in the URL; a line feed at its end does not
-    /// count. Default: none.
-    ///
-    /// It is read for each new connection, so the password may change while connections are open. A
-    /// pool that the caller supplies has its own.
-    pub fn password_file(self, path: impl Into<PathBuf>) -> Self {
-        Self {
-            password_file: Some(path.into()),
-            ..self
-        }
-    }
-
-    /// Time limit for one round trip. Default: 5 s. Keep it well below the lease.
-    ///
-    /// It is also each transaction's `statement_timeout` and `idle_in_transaction_session_timeout`,
-    /// and half of it is the `lock_timeout`: a stalled process blocks keys no longer than that.
-    pub fn response_timeout(self, response_timeout: Duration) -> Self {
-        Self {
-            response_timeout,
-            ..self
-        }
-    }
-
-    /// Time limit for one try to connect. Default: 2 s. A pool that the caller supplies has its
-    /// own.
-    pub fn connect_timeout(self, connect_timeout: Duration) -> Self {
-        Self {
-            connect_timeout,
-            ..self
-        }
-    }
-
-    /// Accepts `synchronous_commit = off`. By default the check refuses it.
-    ///
-    /// Then a crash of the server may undo completions of messages that were already acknowledged.
-    pub fn allow_asynchronous_commit(mut self) -> Self {
-        self.allowed.asynchronous_commit = true;
+    /// Sets the [file with the authorities](PostgresSettings::tls_root) that may sign the server's
+    /// certificate: those of this machine by default.
+    pub fn tls_root(mut self, file: impl Into<PathBuf>) -> Self {
+        self.settings.tls_root = Some(file.into());
         self
     }
 
-    /// Accepts `fsync = off`, for a server with test data only. By default the check refuses it.
-    ///
-    /// Then a power cut may damage or lose every record.
+    /// Sets the files with the [client's certificate](PostgresSettings::tls_certificate) and its
+    /// key; by default there is none.
+    pub fn tls_client(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        self.settings.tls_certificate = Some(certificate.into());
+        self.settings.tls_key = Some(key.into());
+        self
+    }
+
+    /// Sets the [file with the password](PostgresSettings::password_file).
+    pub fn password_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.settings.password_file = Some(path.into());
+        self
+    }
+
+    /// Sets the [time limit for one round trip](PostgresSettings::response_timeout): 5 s by
+    /// default.
+    pub fn response_timeout(mut self, response_timeout: Duration) -> Self {
+        self.settings.response_timeout = response_timeout;
+        self
+    }
+
+    /// Sets the [time limit](PostgresSettings::connect_timeout) of one attempt to connect: 2 s by
+    /// default. A pool that the caller supplies has its own.
+    pub fn connect_timeout(mut self, connect_timeout: Duration) -> Self {
+        self.settings.connect_timeout = connect_timeout;
+        self
+    }
+
+    /// Accepts [`synchronous_commit = off`](PostgresSettings::allow_asynchronous_commit).
+    pub fn allow_asynchronous_commit(mut self) -> Self {
+        self.settings.allow_asynchronous_commit = true;
+        self
+    }
+
+    /// Accepts [`fsync = off`](PostgresSettings::allow_fsync_off), for a server with test data
+    /// only.
     pub fn allow_fsync_off(mut self) -> Self {
-        self.allowed.fsync_off = true;
+        self.settings.allow_fsync_off = true;
         self
     }
 
@@ -192,14 +151,9 @@ impl PostgresBuilder {
         self
     }
 
-    /// Requires a journal in the database. Default: no journal.
-    ///
-    /// Triggers on the table write an entry for each change of state, in the same transaction; see
-    /// [`PostgresStore::journal`]. [`create_schema`](PostgresStore::create_schema) creates the
-    /// journal, and without it the check refuses the store. Once created, it records every change
-    /// in the database, also those by processes whose store was opened without this setting.
+    /// Requires a [journal](PostgresSettings::journal) in the database.
     pub fn journaled(mut self) -> Self {
-        self.journaled = true;
+        self.settings.journal = true;
         self
     }
 
@@ -218,9 +172,12 @@ impl PostgresBuilder {
     /// Connects. It creates no tables: see [`PostgresStore::create_schema`].
     ///
     /// # Errors
-    /// When the URL is invalid, the server cannot be reached within the
+    /// When the URL or a setting is invalid, the server cannot be reached within the
     /// [`start_patience`](Self::start_patience), or it refuses the user.
     pub async fn connect(self) -> Result<PostgresStore, StoreError> {
+        if let Some(wrong) = self.settings.check().into_iter().next() {
+            return Err(StoreError::refused(wrong.what));
+        }
         until_reachable(self.start_patience, fastrand::f64, || self.try_connect()).await
     }
 
@@ -234,20 +191,28 @@ impl PostgresBuilder {
             }
             Origin::Url(url) => url,
         };
+        let PostgresSettings {
+            response_timeout,
+            tls_root,
+            tls_certificate,
+            tls_key,
+            password_file,
+            ..
+        } = self.settings.clone();
         let (url, parameters) = Parameters::split(url)?;
         let mut config = self.config(&url)?;
-        let password = self.password_file.clone().map(PasswordFile::new);
+        let password = password_file.map(PasswordFile::new);
         if let Some(password) = &password {
             config.password(password.read()?);
         }
         let parameters = parameters
-            .or_root(self.tls_root.clone())
-            .or_client(self.tls_client.clone());
+            .or_root(tls_root)
+            .or_client(tls_certificate.zip(tls_key));
         let shows_password = parameters.shows_password(&config);
         let tls = Tls::new(parameters, &mut config)?;
         let options = config.get_options().unwrap_or_default().to_owned();
         let mut ours = config.clone();
-        ours.options(options + &link::session_options(self.response_timeout));
+        ours.options(options + &link::session_options(response_timeout));
         let reached = Reached {
             address: address(&config),
             shows_password,
@@ -294,7 +259,7 @@ impl PostgresBuilder {
         };
         let backlog = Arc::clone(&purge.backlog);
         let link = Link::start(
-            Shared::new(pool, notices, self.response_timeout, sessions),
+            Shared::new(pool, notices, self.settings.response_timeout, sessions),
             purge,
         )?;
         // A pool of the caller's has no address here.
@@ -319,8 +284,7 @@ impl PostgresBuilder {
                 link,
                 connecting,
                 reached,
-                allowed: self.allowed,
-                journaled: self.journaled,
+                settings: self.settings.clone(),
                 backlog,
             }
             .into(),
@@ -330,7 +294,7 @@ impl PostgresBuilder {
     fn config(&self, url: &str) -> Result<Config, StoreError> {
         let mut config = Config::from_str(url).map_err(|_| StoreError::refused(INVALID_URL))?;
         config
-            .connect_timeout(self.connect_timeout)
+            .connect_timeout(self.settings.connect_timeout)
             .tcp_user_timeout(TCP_USER_TIMEOUT)
             // Of several hosts, the one that accepts writes.
             .target_session_attrs(TargetSessionAttrs::ReadWrite);
@@ -387,11 +351,8 @@ impl std::fmt::Debug for PostgresBuilder {
     /// Leaves out the URL, which may contain a password.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PostgresBuilder")
-            .field("response_timeout", &self.response_timeout)
-            .field("connect_timeout", &self.connect_timeout)
-            .field("allowed", &self.allowed)
+            .field("settings", &self.settings)
             .field("purge", &self.purge)
-            .field("journaled", &self.journaled)
             .finish_non_exhaustive()
     }
 }

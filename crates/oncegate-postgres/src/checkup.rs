@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime};
 use deadpool_postgres::Object;
 use oncegate_core::store::{Checkup, StoreError, Survives};
 
-use super::builder::{Allowed, Reached};
+use super::builder::Reached;
 use super::errors::{self, Trouble};
+use super::settings::PostgresSettings;
 use super::{rights, schema};
 use oncegate_store_toolkit::clock;
 
@@ -42,8 +43,7 @@ struct ServerSettings {
 pub(super) async fn ask(
     client: &Object,
     reached: &Reached,
-    allowed: Allowed,
-    journaled: bool,
+    chosen: &PostgresSettings,
 ) -> Result<Checkup, Trouble> {
     let asked = SystemTime::now();
     let row = client
@@ -65,7 +65,7 @@ pub(super) async fn ask(
         "" => format!("postgresql {}", settings.words),
         address => format!("postgresql {} at {address}", settings.words),
     };
-    let mut checkup = judge(&settings, store, allowed)?;
+    let mut checkup = judge(&settings, store, chosen)?;
     if reached.shows_password {
         checkup.warnings.push(
             "The password is sent to another machine in plain text where the server asks for it: set sslmode to \
@@ -86,7 +86,7 @@ pub(super) async fn ask(
         ))
         .into());
     }
-    schema::check(client, journaled).await?;
+    schema::check(client, chosen.journal).await?;
     let unlogged = client
         .query_one(ASK_UNLOGGED, &[])
         .await
@@ -105,7 +105,7 @@ pub(super) async fn ask(
 fn judge(
     settings: &ServerSettings,
     store: String,
-    allowed: Allowed,
+    chosen: &PostgresSettings,
 ) -> Result<Checkup, StoreError> {
     let refuse = |why: String| Err(StoreError::refused(format!("{store} {why}")));
     if settings.version / 10_000 < OLDEST_MAJOR {
@@ -124,7 +124,7 @@ fn judge(
     }
     let mut warnings = Vec::new();
     if settings.synchronous_commit == "off" {
-        if !allowed.asynchronous_commit {
+        if !chosen.allow_asynchronous_commit {
             return refuse(
                 "has synchronous_commit = off, so that a crash takes back what was acknowledged: set it to on \
                  (ALTER ROLE … SET synchronous_commit = on), or accept it with \
@@ -145,7 +145,7 @@ fn judge(
         );
     }
     if settings.fsync != "on" {
-        if !allowed.fsync_off {
+        if !chosen.allow_fsync_off {
             return refuse(
                 "has fsync = off, so that a power cut may lose or damage every record: set it to on, or accept it \
                  with the store's `allow_fsync_off`"
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_safe_server_raises_no_warning() {
-        let checkup = judge(&good(), String::new(), Allowed::default()).unwrap();
+        let checkup = judge(&good(), String::new(), &PostgresSettings::DEFAULT).unwrap();
         assert_eq!(checkup.warnings, Vec::<String>::new());
     }
 
@@ -245,7 +245,7 @@ mod tests {
                 "allow_fsync_off",
             ),
         ] {
-            let refused = judge(&settings, String::new(), Allowed::default()).unwrap_err();
+            let refused = judge(&settings, String::new(), &PostgresSettings::DEFAULT).unwrap_err();
             assert_eq!(refused.class(), "refused");
             assert!(refused.to_string().contains(remedy), "{refused}");
         }
@@ -266,9 +266,10 @@ mod tests {
 
     #[test]
     fn the_settings_decide_what_a_completion_survives() {
-        let all = Allowed {
-            asynchronous_commit: true,
-            fsync_off: true,
+        let all = PostgresSettings {
+            allow_asynchronous_commit: true,
+            allow_fsync_off: true,
+            ..PostgresSettings::DEFAULT
         };
         for (settings, survives) in [
             (settings("on", "on", true), Survives::Replicated),
@@ -279,7 +280,7 @@ mod tests {
             (settings("on", "off", true), Survives::Unsynced),
         ] {
             assert_eq!(
-                judge(&settings, String::new(), all).unwrap().survives,
+                judge(&settings, String::new(), &all).unwrap().survives,
                 survives,
                 "{settings:?}"
             );
@@ -299,13 +300,17 @@ mod tests {
             full_page_writes: "off".to_owned(),
             ..good()
         };
-        let all = Allowed {
-            asynchronous_commit: true,
-            fsync_off: true,
+        let all = PostgresSettings {
+            allow_asynchronous_commit: true,
+            allow_fsync_off: true,
+            ..PostgresSettings::DEFAULT
         };
         for (settings, warnings) in [(local, 1), (whole, 3)] {
             assert_eq!(
-                judge(&settings, String::new(), all).unwrap().warnings.len(),
+                judge(&settings, String::new(), &all)
+                    .unwrap()
+                    .warnings
+                    .len(),
                 warnings,
                 "{settings:?}"
             );

@@ -71,6 +71,7 @@ mod rights;
 mod row;
 mod schema;
 mod sessions;
+mod settings;
 #[cfg(feature = "testing")]
 mod testing;
 mod tls;
@@ -86,7 +87,7 @@ use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Checkup, Command, RecordSnapshot, Store, StoreError, Upkeep};
 
-use self::builder::{Allowed, Origin, Reached};
+use self::builder::{Origin, Reached};
 use self::errors::Trouble;
 use self::link::Link;
 use self::transaction::Answer;
@@ -98,6 +99,7 @@ use oncegate_store_toolkit::purge::Backlog;
 pub use self::builder::PostgresBuilder;
 pub use self::outbox::{OutboxRow, OutboxTransaction, PostgresOutbox};
 pub use self::schema::SchemaChange;
+pub use self::settings::PostgresSettings;
 #[cfg(feature = "sqlx")]
 pub use self::transactional::SqlxTransactions;
 pub use self::transactional::{Isolation, PostgresTransaction, PostgresTransactions};
@@ -130,8 +132,7 @@ struct Inner {
     /// For transactions that the runtime opens; `None` when the caller supplied a pool.
     connecting: Option<Connecting>,
     reached: Reached,
-    allowed: Allowed,
-    journaled: bool,
+    settings: PostgresSettings,
     backlog: Arc<Backlog>,
 }
 
@@ -199,7 +200,7 @@ impl PostgresStore {
     /// [`StoreError::Refused`] when the role lacks rights or the tables have the format of a later
     /// release.
     pub async fn create_schema(&self) -> Result<(), StoreError> {
-        let journaled = self.inner.journaled;
+        let journaled = self.inner.settings.journal;
         self.inner
             .link
             .run_for(schema::LIMIT, move |client| async move {
@@ -214,7 +215,7 @@ impl PostgresStore {
     /// # Errors
     /// [`StoreError::Refused`] when the tables have the format of a later release.
     pub async fn schema_change(&self) -> Result<SchemaChange, StoreError> {
-        let journaled = self.inner.journaled;
+        let journaled = self.inner.settings.journal;
         self.inner
             .link
             .run(move |client| async move {
@@ -337,15 +338,13 @@ impl Store for PostgresStore {
         let Inner {
             link,
             reached,
-            allowed,
-            journaled,
+            settings,
             ..
         } = &*self.inner;
         let reached = reached.clone();
-        let allowed = *allowed;
-        let journaled = *journaled;
+        let settings = settings.clone();
         link.run(move |client| async move {
-            let checkup = checkup::ask(&client, &reached, allowed, journaled).await;
+            let checkup = checkup::ask(&client, &reached, &settings).await;
             (client, checkup)
         })
         .await

@@ -9,46 +9,28 @@ use deadpool_redis::Pool;
 use oncegate_core::store::StoreError;
 
 use super::RedisStore;
-use super::checkup::Accepted;
 use super::durability::Durability;
-use super::login::Login;
 use super::scripts::Scripts;
+use super::settings::RedisSettings;
 use super::watch::WATCH_INTERVAL;
 use oncegate_store_toolkit::start::until_reachable;
-#[cfg(feature = "tls")]
-use oncegate_tls::Pem;
-
-/// Default time limit for an answer of the server.
-const DEFAULT_RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Default time limit for one try to connect.
-const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Options for a [`RedisStore`].
 #[must_use = "nothing happens before connect()"]
 #[derive(Clone)]
 pub struct RedisBuilder {
     origin: Origin,
-    response_timeout: Duration,
-    connect_timeout: Duration,
+    pub(super) settings: RedisSettings,
+    /// The authority in PEM, instead of the file of the settings.
+    #[cfg(feature = "tls")]
+    tls_root: Option<Vec<u8>>,
+    /// The password for the sentinels, if it is in no file.
+    sentinel_password: Option<String>,
     start_patience: Duration,
-    accepted: Accepted,
     grants_after_loss: bool,
-    durability: Durability,
     watch_interval: Duration,
-    sentinel: SentinelLogin,
-    login: Login,
     expected_keys: Option<u64>,
     scripts: Scripts,
-}
-
-/// The login at the sentinels.
-#[derive(Clone, Default)]
-struct SentinelLogin {
-    /// Empty: the default user.
-    user: String,
-    password: Option<String>,
-    file: Option<PathBuf>,
 }
 
 /// The source of the connections.
@@ -62,46 +44,42 @@ impl RedisBuilder {
     pub(super) fn new(origin: Origin) -> Self {
         Self {
             origin,
-            response_timeout: DEFAULT_RESPONSE_TIMEOUT,
-            connect_timeout: DEFAULT_CONNECT_TIMEOUT,
+            settings: RedisSettings::DEFAULT,
+            #[cfg(feature = "tls")]
+            tls_root: None,
+            sentinel_password: None,
             start_patience: Duration::ZERO,
-            accepted: Accepted::default(),
             grants_after_loss: false,
-            durability: Durability::Primary,
             watch_interval: WATCH_INTERVAL,
-            sentinel: SentinelLogin::default(),
-            login: Login::default(),
             expected_keys: None,
             scripts: Scripts::default(),
         }
     }
 
-    /// Time limit for an answer of the server, after which the outcome counts as unknown; large
-    /// batches get more.
-    ///
-    /// Default: 2 s. Keep it well below the lease.
-    pub fn response_timeout(self, response_timeout: Duration) -> Self {
-        Self {
-            response_timeout,
-            ..self
-        }
+    /// Sets all settings but the URL, such as those of a file.
+    pub fn settings(self, settings: RedisSettings) -> Self {
+        Self { settings, ..self }
     }
 
-    /// Time limit for one try to connect. Default: 2 s. A pool that the caller supplies has its
-    /// own.
-    pub fn connect_timeout(self, connect_timeout: Duration) -> Self {
-        Self {
-            connect_timeout,
-            ..self
-        }
+    /// Sets the [time limit for an answer](RedisSettings::response_timeout) of the server: 2 s by
+    /// default.
+    pub fn response_timeout(mut self, response_timeout: Duration) -> Self {
+        self.settings.response_timeout = response_timeout;
+        self
     }
 
-    /// The place where a record must be stored before it counts. Default: [`Durability::Primary`].
-    ///
-    /// Higher levels cost a round trip to the replicas, or a flush to the disk, per pipeline. Keep
-    /// the time limit well below the lease.
-    pub fn durability(self, durability: Durability) -> Self {
-        Self { durability, ..self }
+    /// Sets the [time limit](RedisSettings::connect_timeout) of one attempt to connect: 2 s by
+    /// default. A pool that the caller supplies has its own.
+    pub fn connect_timeout(mut self, connect_timeout: Duration) -> Self {
+        self.settings.connect_timeout = connect_timeout;
+        self
+    }
+
+    /// Sets [where a record must be stored](RedisSettings::durability) before it counts:
+    /// [`Durability::Primary`] by default.
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.settings.durability = durability;
+        self
     }
 
     /// Grants claims even if records are missing, for tests that make records expire.
@@ -114,30 +92,17 @@ impl RedisBuilder {
         }
     }
 
-    /// Accepts a server whose `maxmemory-policy` may evict records. By default the check refuses
-    /// it.
-    ///
-    /// An evicted record is a forgotten message: its next delivery runs again.
-    pub fn allow_evicting_policy(self) -> Self {
-        Self {
-            accepted: Accepted {
-                evicting_policy: true,
-                ..self.accepted
-            },
-            ..self
-        }
+    /// Accepts a server whose `maxmemory-policy`
+    /// [may evict records](RedisSettings::allow_evicting_policy).
+    pub fn allow_evicting_policy(mut self) -> Self {
+        self.settings.allow_evicting_policy = true;
+        self
     }
 
-    /// Accepts a server without a replica: if its disk is lost, so are the records. By default the
-    /// check warns about it.
-    pub fn allow_no_replica(self) -> Self {
-        Self {
-            accepted: Accepted {
-                no_replica: true,
-                ..self.accepted
-            },
-            ..self
-        }
+    /// Accepts a server [without a replica](RedisSettings::allow_no_replica).
+    pub fn allow_no_replica(mut self) -> Self {
+        self.settings.allow_no_replica = true;
+        self
     }
 
     /// Keeps completions without a result in buckets, for scopes with very many keys. Default: off.
@@ -189,88 +154,63 @@ impl RedisBuilder {
         Ok(self)
     }
 
-    /// The authority that signed the servers' certificates, in PEM, instead of those that the
-    /// machine trusts.
-    ///
-    /// For URLs that begin with `rediss`. The certificate must name the host that the URL (or the
-    /// cluster, or a sentinel) names.
+    /// Sets the authority that has signed the servers' certificates, in PEM, instead of
+    /// [its file](RedisSettings::tls_root).
     #[cfg(feature = "tls")]
     pub fn tls_root(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.login.certificates.root = Some(Pem::Text(pem.into()));
+        self.tls_root = Some(pem.into());
         self
     }
 
-    /// The file with the [authority](Self::tls_root), in PEM.
-    ///
-    /// It is read for each new connection, so another authority may be put into it while
-    /// connections are open.
+    /// Sets the [file with the authority](RedisSettings::tls_root).
     #[cfg(feature = "tls")]
     pub fn tls_root_file(mut self, path: impl Into<PathBuf>) -> Self {
-        self.login.certificates.root = Some(Pem::File(path.into()));
+        self.tls_root = None;
+        self.settings.tls_root = Some(path.into());
         self
     }
 
-    /// The files, in PEM, with the certificate that servers (and sentinels) require of clients, and
-    /// with its key. Default: none.
-    ///
-    /// For URLs that begin with `rediss`. The files are read for each new connection, so they may
-    /// be replaced while connections are open.
+    /// Sets the files with the [client's certificate](RedisSettings::tls_certificate) and its key;
+    /// by default there is none.
     #[cfg(feature = "tls")]
     pub fn tls_client(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
-        self.login.certificates.client = Some((certificate.into(), key.into()));
+        self.settings.tls_certificate = Some(certificate.into());
+        self.settings.tls_key = Some(key.into());
         self
     }
 
-    /// The file with the password, instead of one in the URL; a line feed at its end does not
-    /// count. Default: none.
-    ///
-    /// It is read for each new connection, so the password may change while connections are open. A
-    /// pool that the caller supplies has its own.
+    /// Sets the [file with the password](RedisSettings::password_file).
     pub fn password_file(mut self, path: impl Into<PathBuf>) -> Self {
-        self.login.password = Some(path.into());
+        self.settings.password_file = Some(path.into());
         self
     }
 
-    /// The user name and password for the sentinels, if they need them. Those in the URL are for
-    /// the primary. An empty user is the default one.
+    /// Sets the user name and password for the sentinels, if they need them. Those in the URL are
+    /// for the primary. An empty user is the default one.
     pub fn sentinel_login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
-        self.sentinel = SentinelLogin {
-            user: user.into(),
-            password: Some(password.into()),
-            file: None,
-        };
+        self.settings.sentinel_user = Some(user.into());
+        self.settings.sentinel_password_file = None;
+        self.sentinel_password = Some(password.into());
         self
     }
 
-    /// The same with the file that holds the password, which is read for each new connection.
+    /// Does the same with the [file that holds the password](RedisSettings::sentinel_password_file).
     pub fn sentinel_password_file(
         mut self,
         user: impl Into<String>,
         path: impl Into<PathBuf>,
     ) -> Self {
-        self.sentinel = SentinelLogin {
-            user: user.into(),
-            password: None,
-            file: Some(path.into()),
-        };
+        self.settings.sentinel_user = Some(user.into());
+        self.settings.sentinel_password_file = Some(path.into());
+        self.sentinel_password = None;
         self
     }
 
-    /// States that the server is a managed service that answers a write only when it is durable by
-    /// its own means, not by an append-only file: Amazon MemoryDB, or ElastiCache with synchronous
-    /// durability. Default: off.
-    ///
-    /// The store cannot check this: it reports the row `declared` of `docs/STORES.md`, and warns
-    /// neither of the missing append-only file nor of a missing replica. A service that is durable
-    /// by replicas alone needs [`durability`](Self::durability).
-    pub fn durable_service(self) -> Self {
-        Self {
-            accepted: Accepted {
-                durable_service: true,
-                ..self.accepted
-            },
-            ..self
-        }
+    /// States that the server is a managed service that is
+    /// [durable by its own means](RedisSettings::durable_service).
+    pub fn durable_service(mut self) -> Self {
+        self.settings.durable_service = true;
+        self
     }
 
     /// The time for which [`connect`](Self::connect) tries again while the server is away: it is
@@ -290,21 +230,22 @@ impl RedisBuilder {
     /// Connects.
     ///
     /// # Errors
-    /// When the URL is invalid, [`compact`](Self::compact) is given too many keys, the server
-    /// cannot be reached within the [`start_patience`](Self::start_patience), or it refuses the
-    /// user. In a cluster, it is enough that one of the named nodes answers.
+    /// When the URL or a setting is invalid, [`compact`](Self::compact) is given too many keys, the
+    /// server cannot be reached within the [`start_patience`](Self::start_patience), or it refuses
+    /// the user. In a cluster, it is enough that one of the named nodes answers.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
+        if let Some(wrong) = self.settings.check().into_iter().next() {
+            return Err(StoreError::refused(wrong.what));
+        }
         until_reachable(self.start_patience, fastrand::f64, || self.try_connect()).await
     }
 }
 
 impl std::fmt::Debug for RedisBuilder {
-    /// Leaves out the URL, which may contain a password.
+    /// Leaves out the URL, which may contain a password, and all that is no plain setting.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RedisBuilder")
-            .field("response_timeout", &self.response_timeout)
-            .field("connect_timeout", &self.connect_timeout)
-            .field("accepted", &self.accepted)
+            .field("settings", &self.settings)
             .finish_non_exhaustive()
     }
 }

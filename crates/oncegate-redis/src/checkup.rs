@@ -1,29 +1,19 @@
 //! Checks by a server's INFO whether it can keep the guarantees.
 
 use std::collections::HashMap;
-use std::time::{Duration, SystemTime};
 
 use oncegate_core::store::{Checkup, StoreError, Survives};
 use redis::{FromRedisValue as _, Value};
 
 use super::durability::Durability;
+use super::info::Info;
+use super::settings::RedisSettings;
 
 /// The first major version with script flags and `SET NX GET`.
 const OLDEST_MAJOR: u32 = 7;
 
 /// The only policy under which a record is kept until it expires.
 const SAFE_POLICY: &str = "noeviction";
-
-/// The weaknesses that the caller has accepted.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Accepted {
-    /// A `maxmemory-policy` that may evict records.
-    pub(super) evicting_policy: bool,
-    /// A server without a replica.
-    pub(super) no_replica: bool,
-    /// A service that is durable by its own means, as the caller has declared.
-    pub(super) durable_service: bool,
-}
 
 /// The server's settings, if this user may read them.
 #[derive(Clone, Debug, Default)]
@@ -52,8 +42,7 @@ pub(super) fn read(
     info: &Info<'_>,
     persistence: &Persistence,
     address: &str,
-    durability: Durability,
-    accepted: Accepted,
+    settings: &RedisSettings,
 ) -> Result<Checkup, StoreError> {
     let version = info.get("redis_version").unwrap_or("of an unknown version");
     let store = describe(info, version, address);
@@ -68,7 +57,7 @@ pub(super) fn read(
         )));
     }
     let policy = policy(info);
-    if policy != SAFE_POLICY && !accepted.evicting_policy {
+    if policy != SAFE_POLICY && !settings.allow_evicting_policy {
         return Err(StoreError::refused(format!(
             "{store} has maxmemory-policy {policy}, which may evict records, and a message without its \
              record runs again: set maxmemory-policy {SAFE_POLICY}, or accept it with \
@@ -77,8 +66,8 @@ pub(super) fn read(
     }
     Ok(Checkup {
         store,
-        survives: survives(info, persistence, durability, accepted),
-        warnings: warnings(info, durability, accepted),
+        survives: survives(info, persistence, settings),
+        warnings: warnings(info, settings),
     })
 }
 
@@ -88,7 +77,7 @@ fn policy<'a>(info: &Info<'a>) -> &'a str {
 }
 
 /// The weaknesses of a server that is not refused.
-fn warnings(info: &Info<'_>, durability: Durability, accepted: Accepted) -> Vec<String> {
+fn warnings(info: &Info<'_>, settings: &RedisSettings) -> Vec<String> {
     let mut warnings = Vec::new();
     let policy = policy(info);
     if policy != SAFE_POLICY {
@@ -97,7 +86,7 @@ fn warnings(info: &Info<'_>, durability: Durability, accepted: Accepted) -> Vec<
              to {SAFE_POLICY}."
         ));
     }
-    if info.get("aof_enabled") != Some("1") && !accepted.durable_service {
+    if info.get("aof_enabled") != Some("1") && !settings.durable_service {
         warnings.push(
             "The append-only file is off: a crash of the server forgets every record since its last snapshot, \
              and their messages will run again. Set appendonly yes."
@@ -123,10 +112,10 @@ fn warnings(info: &Info<'_>, durability: Durability, accepted: Accepted) -> Vec<
                 .to_owned(),
         );
     }
-    if let Some(warning) = durability.warning(info) {
+    if let Some(warning) = settings.durability.warning(info) {
         warnings.push(warning);
-    } else if !accepted.no_replica
-        && !accepted.durable_service
+    } else if !settings.allow_no_replica
+        && !settings.durable_service
         && info
             .get("connected_slaves")
             .is_none_or(|count| count == "0")
@@ -142,19 +131,14 @@ fn warnings(info: &Info<'_>, durability: Durability, accepted: Accepted) -> Vec<
 
 /// A setting that the user may not read counts as the default, and an unknown snapshot schedule as
 /// none.
-fn survives(
-    info: &Info<'_>,
-    persistence: &Persistence,
-    durability: Durability,
-    accepted: Accepted,
-) -> Survives {
+fn survives(info: &Info<'_>, persistence: &Persistence, settings: &RedisSettings) -> Survives {
     if info.get("maxmemory_policy") != Some(SAFE_POLICY) {
         return Survives::Evictable;
     }
-    match durability {
+    match settings.durability {
         Durability::Fsync { replicas: 0, .. } => return Survives::Disk,
         Durability::Fsync { .. } => return Survives::Replicated,
-        _ if accepted.durable_service => return Survives::Declared,
+        _ if settings.durable_service => return Survives::Declared,
         // A power cut may erase the memory of a server and of its replicas at once.
         Durability::Primary | Durability::Replicas { .. } => {}
     }
@@ -206,61 +190,11 @@ fn describe(info: &Info<'_>, version: &str, address: &str) -> String {
     }
 }
 
-/// The answer to INFO.
-pub(super) struct Info<'a>(pub(super) &'a str);
-
-impl<'a> Info<'a> {
-    pub(super) fn number(&self, field: &str) -> Option<u64> {
-        self.get(field)?.parse().ok()
-    }
-
-    /// Returns whether the server has this version or a later one. Valkey reports the compatible
-    /// Redis version.
-    pub(super) fn is_at_least(&self, major: u32, minor: u32) -> bool {
-        self.version("redis_version")
-            .is_some_and(|version| version >= (major, minor))
-    }
-
-    /// The first two numbers of a version.
-    pub(super) fn version(&self, field: &str) -> Option<(u32, u32)> {
-        let mut parts = self
-            .get(field)?
-            .split('.')
-            .map_while(|part| part.parse().ok());
-        Some((parts.next()?, parts.next().unwrap_or(0)))
-    }
-
-    /// The server's time when it answered.
-    pub(super) fn clock(&self) -> Option<SystemTime> {
-        SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(self.number("server_time_usec")?))
-    }
-
-    pub(super) fn is_replica(&self) -> bool {
-        self.get("role") == Some("slave")
-    }
-
-    pub(super) fn get(&self, field: &str) -> Option<&'a str> {
-        let lines = self.0.lines().filter_map(|line| line.split_once(':'));
-        lines
-            .filter(|(name, _)| *name == field)
-            .map(|(_, value)| value.trim())
-            .next()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
 
-    #[test]
-    fn the_clock_is_the_servers_in_microseconds() {
-        let clock = Info("uptime_in_seconds:7\r\nserver_time_usec:1795296867204884\r\n").clock();
-        assert_eq!(
-            clock,
-            Some(SystemTime::UNIX_EPOCH + Duration::from_micros(1_795_296_867_204_884))
-        );
-        assert_eq!(Info(GOOD).clock(), None, "an INFO without a clock is valid");
-    }
+    use super::*;
 
     fn read(
         info: &str,
@@ -268,27 +202,15 @@ mod tests {
         address: &str,
         allowed: bool,
     ) -> Result<Checkup, StoreError> {
-        let accepted = Accepted {
-            evicting_policy: allowed,
-            ..Accepted::default()
+        let settings = RedisSettings {
+            allow_evicting_policy: allowed,
+            ..RedisSettings::DEFAULT
         };
-        super::read(
-            &Info(info),
-            persistence,
-            address,
-            Durability::Primary,
-            accepted,
-        )
+        super::read(&Info(info), persistence, address, &settings)
     }
 
-    fn accepting(info: &str, accepted: Accepted) -> Result<Checkup, StoreError> {
-        super::read(
-            &Info(info),
-            &Persistence::default(),
-            "",
-            Durability::Primary,
-            accepted,
-        )
+    fn accepting(info: &str, accepted: &RedisSettings) -> Result<Checkup, StoreError> {
+        super::read(&Info(info), &Persistence::default(), "", accepted)
     }
 
     const GOOD: &str = "redis_version:7.0.15\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n\
@@ -369,13 +291,13 @@ mod tests {
         let weak = GOOD
             .replace("aof_enabled:1", "aof_enabled:0")
             .replace("slaves:1", "slaves:0");
-        let accepted = Accepted {
-            no_replica: true,
-            ..Accepted::default()
+        let accepted = RedisSettings {
+            allow_no_replica: true,
+            ..RedisSettings::DEFAULT
         };
-        let alone = accepting(&GOOD.replace("slaves:1", "slaves:0"), accepted);
+        let alone = accepting(&GOOD.replace("slaves:1", "slaves:0"), &accepted);
         assert_eq!(alone.unwrap().warnings, Vec::<String>::new());
-        assert_eq!(accepting(&weak, accepted).unwrap().warnings.len(), 1);
+        assert_eq!(accepting(&weak, &accepted).unwrap().warnings.len(), 1);
     }
 
     #[test]
@@ -383,11 +305,11 @@ mod tests {
         let service = GOOD
             .replace("aof_enabled:1", "aof_enabled:0")
             .replace("slaves:1", "slaves:0");
-        let accepted = Accepted {
+        let accepted = RedisSettings {
             durable_service: true,
-            ..Accepted::default()
+            ..RedisSettings::DEFAULT
         };
-        let checkup = accepting(&service, accepted).unwrap();
+        let checkup = accepting(&service, &accepted).unwrap();
         assert_eq!(
             (checkup.survives, checkup.warnings),
             (Survives::Declared, Vec::new())
@@ -395,15 +317,15 @@ mod tests {
         // What the service does not change is still checked.
         let evicting = service.replace("noeviction", "allkeys-lru");
         assert_eq!(
-            accepting(&evicting, accepted).unwrap_err().class(),
+            accepting(&evicting, &accepted).unwrap_err().class(),
             "refused"
         );
-        let both = Accepted {
-            evicting_policy: true,
+        let both = RedisSettings {
+            allow_evicting_policy: true,
             ..accepted
         };
         assert_eq!(
-            accepting(&evicting, both).unwrap().survives,
+            accepting(&evicting, &both).unwrap().survives,
             Survives::Evictable
         );
     }
@@ -434,13 +356,11 @@ mod tests {
                 replicas,
                 timeout: Duration::from_secs(1),
             };
-            let found = super::read(
-                &Info(GOOD),
-                &Persistence::default(),
-                "",
+            let settings = RedisSettings {
                 durability,
-                Accepted::default(),
-            );
+                ..RedisSettings::DEFAULT
+            };
+            let found = accepting(GOOD, &settings);
             assert_eq!(found.unwrap().survives, survives, "{durability:?}");
         }
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use oncegate_core::store::StoreError;
 use redis::{Cmd, Value};
 
-use super::checkup::Info;
 use super::errors;
+use super::info::Info;
 
 /// The places where a record must be stored before the store reports it as written.
 ///
@@ -15,6 +15,11 @@ use super::errors;
 /// it is repeated with the same token, and nothing is acknowledged meanwhile. The same holds for a
 /// record that was found completed. Heartbeats do not wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "config",
+    derive(serde::Deserialize, serde::Serialize, schemars::JsonSchema),
+    serde(from = "DurabilityTable", into = "DurabilityTable")
+)]
 #[non_exhaustive]
 pub enum Durability {
     /// In the primary's memory; persistence and replication follow later. The default.
@@ -37,6 +42,67 @@ pub enum Durability {
         /// Time limit for the confirmation, per pipeline.
         timeout: Duration,
     },
+}
+
+/// The form of a durability in files.
+#[cfg(feature = "config")]
+#[derive(Clone, serde::Deserialize, serde::Serialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct DurabilityTable {
+    /// The number of replicas that must have the record.
+    replicas: u32,
+    /// Require the record on the disk, too (Redis 7.2 or later).
+    fsync: bool,
+    /// The time limit for that.
+    #[serde(with = "oncegate_core::settings::Time")]
+    timeout: Duration,
+}
+
+#[cfg(feature = "config")]
+impl Default for DurabilityTable {
+    fn default() -> Self {
+        Self {
+            replicas: 0,
+            fsync: false,
+            timeout: Duration::from_secs(1),
+        }
+    }
+}
+
+#[cfg(feature = "config")]
+impl From<DurabilityTable> for Durability {
+    fn from(table: DurabilityTable) -> Self {
+        let DurabilityTable {
+            replicas,
+            fsync,
+            timeout,
+        } = table;
+        match (fsync, replicas) {
+            (true, replicas) => Self::Fsync { replicas, timeout },
+            (false, 0) => Self::Primary,
+            (false, count) => Self::Replicas { count, timeout },
+        }
+    }
+}
+
+#[cfg(feature = "config")]
+impl From<Durability> for DurabilityTable {
+    fn from(durability: Durability) -> Self {
+        let default = Self::default();
+        match durability {
+            Durability::Primary => default,
+            Durability::Replicas { count, timeout } => Self {
+                replicas: count,
+                timeout,
+                ..default
+            },
+            Durability::Fsync { replicas, timeout } => Self {
+                replicas,
+                fsync: true,
+                timeout,
+            },
+        }
+    }
 }
 
 impl Durability {
@@ -156,6 +222,27 @@ mod tests {
 
     fn both(local: i64, replicas: i64) -> Value {
         Value::Array(vec![Value::Int(local), Value::Int(replicas)])
+    }
+
+    #[cfg(feature = "config")]
+    #[test]
+    fn the_form_in_files_says_the_same() {
+        let timeout = Duration::from_secs(3);
+        for durability in [
+            Durability::Primary,
+            Durability::Replicas { count: 2, timeout },
+            Durability::Fsync {
+                replicas: 0,
+                timeout,
+            },
+            Durability::Fsync {
+                replicas: 1,
+                timeout,
+            },
+        ] {
+            let table = DurabilityTable::from(durability);
+            assert_eq!(Durability::from(table), durability);
+        }
     }
 
     #[test]

@@ -77,6 +77,7 @@ mod direct;
 mod driver;
 mod durability;
 mod errors;
+mod info;
 mod layout;
 mod link;
 mod login;
@@ -90,6 +91,7 @@ mod request;
 mod rights;
 mod scripts;
 mod sentinel;
+mod settings;
 mod shortcut;
 mod slots;
 mod sources;
@@ -112,7 +114,6 @@ use parking_lot::Mutex;
 use redis::Value;
 
 use self::builder::Origin;
-use self::checkup::Accepted;
 use self::driver::Driver;
 use self::link::LaneName;
 use self::losses::Losses;
@@ -125,6 +126,7 @@ use self::topology::Topology;
 pub use self::builder::RedisBuilder;
 pub use self::durability::Durability;
 pub use self::report::{ServerReport, SlowCall};
+pub use self::settings::RedisSettings;
 
 /// Records in Redis or Valkey, version 7.0 or later: one server, a primary that Sentinel watches
 /// over, or a cluster.
@@ -165,8 +167,7 @@ struct Inner {
     address: String,
     /// The values that only the URL sets.
     warnings: Vec<String>,
-    durability: Durability,
-    accepted: Accepted,
+    settings: RedisSettings,
     losses: Arc<Losses>,
     memory: Arc<FullestServer>,
     /// The scopes whose rights have been checked and are sufficient.

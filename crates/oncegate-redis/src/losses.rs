@@ -16,7 +16,7 @@ use oncegate_core::store::StoreLoss;
 use parking_lot::{Mutex, MutexGuard};
 use redis::{Cmd, Value};
 
-use super::checkup::Info;
+use super::info::Info;
 use super::witnesses::{Witness, Witnesses};
 
 /// The most servers that are remembered: in a cluster, those that were primaries.

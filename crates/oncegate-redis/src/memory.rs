@@ -3,7 +3,7 @@
 use oncegate_core::store::StoreMemory;
 use parking_lot::Mutex;
 
-use super::checkup::Info;
+use super::info::Info;
 
 /// The memory of the server with the least room, when the servers were asked last.
 #[derive(Debug, Default)]

@@ -9,9 +9,9 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, Value};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::checkup::Info;
 use super::connector::Connector;
 use super::durability::Durability;
+use super::info::Info;
 use super::link::Shared;
 use super::replies::Answer;
 use super::request::{Request, What};

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use oncegate_core::store::{StoreError, StoreMemory};
 use redis::{FromRedisValue as _, Value};
 
-use super::checkup::Info;
+use super::info::Info;
 use super::request::Request;
 use super::scripts::Scripts;
 use super::{RedisStore, memory, replies};

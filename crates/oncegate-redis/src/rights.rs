@@ -48,7 +48,7 @@ impl RedisStore {
         if self.inner.scripts.buckets().is_some() {
             rules = format!("{rules} {IN_BUCKETS}");
         }
-        rules + self.inner.durability.rights()
+        rules + self.inner.settings.durability.rights()
     }
 
     /// Checks that the user may do everything that a gate of this scope needs: tries it on a test

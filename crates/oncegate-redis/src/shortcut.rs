@@ -19,7 +19,7 @@ use oncegate_core::rules::{Grant, Operation, Reply, Verdict};
 use oncegate_core::store::{Command, StoreError};
 use redis::{Cmd, Value};
 
-use super::checkup::Info;
+use super::info::Info;
 use super::replies::Answer;
 use super::scripts::Scripts;
 use super::sources::Verb;

@@ -14,6 +14,7 @@ use redis::Value;
 use super::buckets::{marked, unmarked};
 use super::checkup::{self, Persistence};
 use super::durability::Durability;
+use super::info::Info;
 use super::link::LaneName;
 use super::request::Request;
 use super::topology::Topology;
@@ -208,8 +209,7 @@ impl Store for RedisStore {
             topology,
             address,
             warnings,
-            durability,
-            accepted,
+            settings,
             ..
         } = &*self.inner;
         let asked = SystemTime::now();
@@ -227,14 +227,9 @@ impl Store for RedisStore {
             let persistence = persistences.iter().find(|(of, _)| *of == node);
             let persistence = persistence.map(|(_, answer)| Persistence::of(answer.as_ref().ok()));
             let info = String::from_utf8_lossy(&info);
-            let info = checkup::Info(&info);
-            let mut checkup = checkup::read(
-                &info,
-                &persistence.unwrap_or_default(),
-                &node,
-                *durability,
-                *accepted,
-            )?;
+            let info = Info(&info);
+            let mut checkup =
+                checkup::read(&info, &persistence.unwrap_or_default(), &node, settings)?;
             let clock = info
                 .clock()
                 .and_then(|server| clock::warning(server, asked, answered));
@@ -266,11 +261,11 @@ impl RedisStore {
         let Inner {
             topology,
             scripts,
-            durability,
+            settings,
             ..
         } = &*self.inner;
         // Only a script can write a record once more for its durability, or read buckets.
-        if *durability != Durability::Primary || scripts.buckets().is_some() {
+        if settings.durability != Durability::Primary || scripts.buckets().is_some() {
             return true;
         }
         matches!(topology, Topology::One(_)) && position.is_multiple_of(MAX_BATCH_ITEMS)

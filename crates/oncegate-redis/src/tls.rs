@@ -7,6 +7,8 @@ use oncegate_core::store::StoreError;
 use oncegate_tls::{Pem, choose_cryptography};
 use redis::{Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, TlsCertificates};
 
+use super::settings::RedisSettings;
+
 /// The name of the authorities in errors.
 const ROOT: &str = "the store's `tls_root`";
 
@@ -24,6 +26,17 @@ pub(super) struct Certificates {
 }
 
 impl Certificates {
+    /// Returns the certificates of the settings, with an authority in PEM instead of its file.
+    pub(super) fn of(settings: &RedisSettings, root: Option<Vec<u8>>) -> Self {
+        let certificate = settings.tls_certificate.clone();
+        Self {
+            root: root
+                .map(Pem::Text)
+                .or(settings.tls_root.clone().map(Pem::File)),
+            client: certificate.zip(settings.tls_key.clone()),
+        }
+    }
+
     /// Sets them on a TLS connection; other connections are left unchanged.
     ///
     /// # Errors

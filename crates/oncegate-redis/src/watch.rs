@@ -15,8 +15,8 @@ use oncegate_core::store::StoreMemory;
 use redis::Value;
 use tokio::time::sleep;
 
-use super::checkup::Info;
 use super::cluster::Primary;
+use super::info::Info;
 use super::link::LaneName;
 use super::losses::Losses;
 use super::memory::{self, FullestServer};

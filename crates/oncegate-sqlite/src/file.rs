@@ -12,6 +12,7 @@ use super::errors;
 use super::journal;
 use super::log;
 use super::row::SCHEMA;
+use super::settings::SqliteSettings;
 use oncegate_store_toolkit::archive::SharedArchive;
 
 /// The application id of our files: `once` in ASCII.
@@ -38,7 +39,7 @@ pub(super) struct Settings {
     pub(super) archive: Option<SharedArchive>,
     pub(super) must_exist: bool,
     pub(super) check_up_to_bytes: u64,
-    pub(super) journaled: bool,
+    pub(super) chosen: SqliteSettings,
 }
 
 /// The failures that a confirmed write survives.
@@ -63,7 +64,7 @@ impl Settings {
             archive: None,
             must_exist: false,
             check_up_to_bytes: 256 * 1024 * 1024,
-            journaled: false,
+            chosen: SqliteSettings::DEFAULT,
         }
     }
 }
@@ -145,7 +146,7 @@ fn try_open(settings: &Settings) -> Result<Connection, StoreError> {
         let file = settings.path.display();
         warn!(%file, "a new store was made: no message is known to it, and each one runs");
     }
-    if settings.journaled {
+    if settings.chosen.journal {
         patiently(settings.busy_timeout, || journal::create(&mut connection)).map_err(sqlite)?;
     }
     Ok(connection)

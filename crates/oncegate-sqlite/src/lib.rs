@@ -90,12 +90,14 @@ mod queue;
 mod reader;
 mod row;
 mod sessions;
+mod settings;
 mod thread;
 mod transactional;
 mod writer;
 
 pub use self::file::Synchronous;
 pub use self::outbox::SqliteOutbox;
+pub use self::settings::SqliteSettings;
 pub use self::transactional::{SqliteTransaction, SqliteTransactions};
 pub use self::writer::SqliteStats;
 
@@ -268,13 +270,15 @@ impl SqliteBuilder {
         self
     }
 
-    /// Keeps a journal in the file. Default: no journal.
-    ///
-    /// Triggers on the table write an entry for each change of state, in the same transaction; see
-    /// [`SqliteStore::journal`]. Once created, the journal records every change in the file, also
-    /// those by processes whose store was opened without this setting.
+    /// Sets the settings that other stores have, too, such as those of a file.
+    pub fn settings(mut self, settings: SqliteSettings) -> Self {
+        self.settings.chosen = settings;
+        self
+    }
+
+    /// Keeps a [journal](SqliteSettings::journal) in the file.
     pub fn journaled(mut self) -> Self {
-        self.settings.journaled = true;
+        self.settings.chosen.journal = true;
         self
     }
 

@@ -7,7 +7,7 @@ use oncegate_core::store::StoreError;
 use parking_lot::Mutex;
 use redis::ConnectionInfo;
 
-use super::{Origin, RedisBuilder, SentinelLogin};
+use super::{Origin, RedisBuilder};
 use crate::address::{self, Address};
 use crate::buckets::Buckets;
 use crate::cluster::{Cluster, Primary};
@@ -19,6 +19,8 @@ use crate::login::Login;
 use crate::losses::Losses;
 use crate::memory::FullestServer;
 use crate::sentinel::Sentinels;
+#[cfg(feature = "tls")]
+use crate::tls::Certificates;
 use crate::topology::Topology;
 use crate::watch::watch;
 use crate::{Inner, RedisStore};
@@ -31,17 +33,11 @@ enum Target {
 
 impl RedisBuilder {
     pub(super) async fn try_connect(&self) -> Result<RedisStore, StoreError> {
-        let Self {
-            response_timeout,
-            accepted,
-            durability,
-            grants_after_loss,
-            watch_interval,
-            ..
-        } = *self;
+        let settings = &self.settings;
+        let durability = settings.durability;
         let opener = Opener {
-            connect_timeout: self.connect_timeout,
-            login: Arc::new(self.login.clone()),
+            connect_timeout: settings.connect_timeout,
+            login: Arc::new(self.login()),
         };
         let (target, expected_keys) = match &self.origin {
             Origin::Url(url) => address::parse(url)
@@ -56,10 +52,13 @@ impl RedisBuilder {
             Some(expected_keys) => scripts.in_buckets(Buckets::for_keys(expected_keys)?),
             None => scripts,
         });
-        let losses = Arc::new(Losses::new(accepted.evicting_policy, !grants_after_loss));
+        let losses = Arc::new(Losses::new(
+            settings.allow_evicting_policy,
+            !self.grants_after_loss,
+        ));
         let shared = Shared {
             scripts: Arc::clone(&scripts),
-            response_timeout,
+            response_timeout: settings.response_timeout,
             durability,
             losses: Arc::clone(&losses),
             is_sharded: Arc::default(),
@@ -76,12 +75,12 @@ impl RedisBuilder {
         match &topology {
             Topology::One(node) => {
                 let node = Arc::clone(node);
-                jobs.run(watch(watched, sized, watch_interval, move || {
+                jobs.run(watch(watched, sized, self.watch_interval, move || {
                     vec![Primary::alone(Arc::clone(&node))]
                 }));
             }
             Topology::Cluster(cluster) => {
-                jobs.run(watch(watched, sized, watch_interval, cluster.lister()));
+                jobs.run(watch(watched, sized, self.watch_interval, cluster.lister()));
             }
         }
         let inner = Inner {
@@ -89,8 +88,7 @@ impl RedisBuilder {
             scripts,
             address,
             warnings,
-            durability,
-            accepted,
+            settings: settings.clone(),
             losses,
             memory,
             tried: Mutex::default(),
@@ -121,7 +119,7 @@ impl RedisBuilder {
         };
         match address {
             Address::Server(info) => {
-                let info = self.prepared(info, &self.login, warnings)?;
+                let info = prepared(info, &opener.login, warnings)?;
                 let address = info.addr().to_string();
                 Ok((
                     one(
@@ -137,7 +135,7 @@ impl RedisBuilder {
             Address::Cluster(seeds) => {
                 let seeds = seeds
                     .into_iter()
-                    .map(|seed| self.prepared(seed, &self.login, warnings));
+                    .map(|seed| prepared(seed, &opener.login, warnings));
                 let seeds: Vec<ConnectionInfo> = seeds.collect::<Result<_, _>>()?;
                 let address = seeds
                     .first()
@@ -151,12 +149,13 @@ impl RedisBuilder {
                 name,
                 primary,
             } => {
-                let login = self.login.with_password(self.sentinel.file.clone());
+                let password_file = self.settings.sentinel_password_file.clone();
+                let login = opener.login.with_password(password_file);
                 let sentinels = sentinels
                     .into_iter()
-                    .map(|info| self.prepared(self.logged_in(info), &login, warnings));
+                    .map(|info| prepared(self.logged_in(info), &login, warnings));
                 let sentinels = sentinels.collect::<Result<_, _>>()?;
-                let primary = self.prepared(primary, &self.login, warnings)?;
+                let primary = prepared(primary, &opener.login, warnings)?;
                 let of_sentinels = Opener {
                     login: Arc::new(login),
                     ..opener.clone()
@@ -174,37 +173,44 @@ impl RedisBuilder {
         }
     }
 
-    /// The settings of a connection with those of this builder, after a check of the files. Notes a
-    /// warning about a password in plain text.
-    fn prepared(
-        &self,
-        info: ConnectionInfo,
-        login: &Login,
-        warnings: &mut Vec<String>,
-    ) -> Result<ConnectionInfo, StoreError> {
-        let info = login.applied(info)?;
-        if warnings.is_empty() && address::shows_password(&info) {
-            warnings.push(
-                "The password is sent to another machine in plain text: use a URL that begins with rediss."
-                    .to_owned(),
-            );
+    /// The login of connections to the servers.
+    fn login(&self) -> Login {
+        Login {
+            password: self.settings.password_file.clone(),
+            #[cfg(feature = "tls")]
+            certificates: Certificates::of(&self.settings, self.tls_root.clone()),
         }
-        Ok(connector::with_settings(info))
     }
 
     fn logged_in(&self, sentinel: ConnectionInfo) -> ConnectionInfo {
-        let SentinelLogin { user, password, .. } = &self.sentinel;
-        let settings = sentinel.redis_settings().clone();
-        let settings = password
-            .as_ref()
-            .map_or(settings.clone(), |password| settings.set_password(password));
-        let settings = if user.is_empty() {
-            settings
-        } else {
-            settings.set_username(user)
-        };
+        let mut settings = sentinel.redis_settings().clone();
+        if let Some(password) = &self.sentinel_password {
+            settings = settings.set_password(password);
+        }
+        if let Some(user) = self.settings.sentinel_user.as_deref()
+            && !user.is_empty()
+        {
+            settings = settings.set_username(user);
+        }
         sentinel.set_redis_settings(settings)
     }
+}
+
+/// The settings of a connection with a login, after a check of the files. Notes a warning about a
+/// password in plain text.
+fn prepared(
+    info: ConnectionInfo,
+    login: &Login,
+    warnings: &mut Vec<String>,
+) -> Result<ConnectionInfo, StoreError> {
+    let info = login.applied(info)?;
+    if warnings.is_empty() && address::shows_password(&info) {
+        warnings.push(
+            "The password is sent to another machine in plain text: use a URL that begins with rediss."
+                .to_owned(),
+        );
+    }
+    Ok(connector::with_settings(info))
 }
 
 /// Connects to one server. Returns when both of its lanes are connected.
