@@ -206,7 +206,7 @@ impl NamedStore {
     pub(crate) async fn open_postgres(&self, journaled: bool) -> Result<PostgresStore, Problem> {
         let mut settings = self.settings();
         if journaled {
-            settings.journal = Some(true);
+            settings.postgres.journal = true;
         }
         store::open_postgres(&settings).await
     }

@@ -1,7 +1,5 @@
 //! Parses `--store` and connects to the store. No other module parses store URLs.
 
-mod builders;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,14 +7,13 @@ use std::time::Duration;
 use oncegate::core::key::{Scope, StoreKey};
 use oncegate::core::store::{Store, StoreError};
 use oncegate::journal::JournalEntry;
-use oncegate::postgres::PostgresStore;
-use oncegate::redis::RedisStore;
+use oncegate::postgres::{PostgresSettings, PostgresStore};
+use oncegate::redis::{RedisSettings, RedisStore};
 use oncegate::sqlite::SqliteStore;
 
 use crate::config::shape;
 use crate::config::values::Secret;
 use crate::exit::{Exit, Problem};
-use builders::{Access, Purpose};
 
 /// The known forms, for errors about an unknown one.
 const KNOWN: &str = "known are redis://host:port, redis+cluster://host:port,host:port, \
@@ -35,6 +32,13 @@ pub(crate) struct StoreUrl {
 /// With the known ones.
 pub(crate) fn check(url: &str) -> Result<(), Problem> {
     address(url).map(drop)
+}
+
+/// The purpose for which a store is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Consume,
+    Read,
 }
 
 /// A store, and the same by its kind, for what only some kinds can be asked.
@@ -213,59 +217,67 @@ async fn open(
     purpose: Purpose,
     patience: Duration,
 ) -> Result<Opened, Problem> {
-    let (password, password_file) = match &store.password {
-        Some(Secret::File(path)) => (None, Some(path)),
-        other => (
-            other
-                .as_ref()
-                .map(Secret::resolve)
-                .transpose()
-                .map_err(secret_unread)?,
-            None,
-        ),
-    };
+    let (password, password_file) = secret(store.password.as_ref())?;
+    let (sentinel_password, sentinel_password_file) = secret(store.sentinel_password.as_ref())?;
     let url = with_password(
         store.url.as_deref().unwrap_or_default(),
         password.as_deref(),
     );
-    let sentinel_password = match &store.sentinel_password {
-        Some(Secret::File(_)) => None,
-        other => other
-            .as_ref()
-            .map(Secret::resolve)
-            .transpose()
-            .map_err(secret_unread)?,
-    };
-    let access = Access {
-        purpose,
-        password_file,
-        sentinel_password,
-    };
     match address(&url)? {
         Address::Sqlite(path) => {
-            let mut builder = SqliteStore::builder(path);
-            match purpose {
-                Purpose::Read => builder = builder.must_exist().without_purge(),
-                // `journaled` creates a missing journal, and a command that inspects must change
-                // nothing.
-                Purpose::Consume if store.journal == Some(true) => builder = builder.journaled(),
-                Purpose::Consume => {}
-            }
+            let builder = SqliteStore::builder(path);
+            let builder = match purpose {
+                Purpose::Consume => builder.settings(store.sqlite.clone()),
+                // The journal would be created where it is missing, and a command that inspects
+                // must change nothing.
+                Purpose::Read => builder.must_exist().without_purge(),
+            };
             Ok(Opened::sqlite(builder.open().await?))
         }
         Address::Postgres(url) => {
-            let builder = builders::postgres(&url, store, &access).start_patience(patience);
-            Ok(Opened::postgres(builder.connect().await?))
+            let settings = PostgresSettings {
+                password_file,
+                ..store.postgres.clone()
+            };
+            let mut builder = PostgresStore::builder(&url).settings(settings);
+            if purpose == Purpose::Read {
+                builder = builder.without_purge();
+            }
+            let opened = builder.start_patience(patience).connect().await?;
+            Ok(Opened::postgres(opened))
         }
         Address::Redis(url) => {
-            let builder = builders::redis(&url, store, &access).start_patience(patience);
-            Ok(Opened::redis(builder.connect().await?))
+            let settings = RedisSettings {
+                password_file,
+                sentinel_password_file,
+                ..store.redis.clone()
+            };
+            let user = settings.sentinel_user.clone().unwrap_or_default();
+            let mut builder = RedisStore::builder(&url).settings(settings);
+            if let Some(password) = sentinel_password {
+                builder = builder.sentinel_login(user, password);
+            }
+            // A command that inspects reports such a policy with everything else, instead of it
+            // alone.
+            if purpose == Purpose::Read {
+                builder = builder.allow_evicting_policy();
+            }
+            let opened = builder.start_patience(patience).connect().await?;
+            Ok(Opened::redis(opened))
         }
     }
 }
 
-fn secret_unread(why: String) -> Problem {
-    Problem::configuration(format!("store: {why}"))
+/// Returns a secret, or the file that the store itself reads it from whenever it connects.
+fn secret(secret: Option<&Secret>) -> Result<(Option<String>, Option<PathBuf>), Problem> {
+    match secret {
+        None => Ok((None, None)),
+        Some(Secret::File(path)) => Ok((None, Some(path.clone()))),
+        Some(other) => other
+            .resolve()
+            .map(|secret| (Some(secret), None))
+            .map_err(|why| Problem::configuration(format!("store: {why}"))),
+    }
 }
 
 /// The URL with a password in it, percent-encoded so that no character of the password ends it
@@ -318,10 +330,8 @@ impl StoreUrl {
     /// Connects for an examination, which reports a policy that may evict records with everything
     /// else.
     pub(crate) async fn open_to_examine(&self, allow_no_replica: bool) -> Result<Opened, Problem> {
-        let store = shape::Store {
-            allow_no_replica: Some(allow_no_replica),
-            ..self.settings()
-        };
+        let mut store = self.settings();
+        store.redis.allow_no_replica = allow_no_replica;
         open_existing(&store).await
     }
 

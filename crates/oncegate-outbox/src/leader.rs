@@ -74,8 +74,12 @@ impl Relay {
     /// When a setting or a right must be changed.
     pub async fn run_until(self, stop: impl Future<Output = ()> + Send) -> Result<(), RelayError> {
         let stopping = CancellationToken::new();
-        let stop_deadline = self.stop_deadline;
         let outbox = Arc::clone(&self.outbox);
+        if let Some(finding) = self.settings.check().into_iter().next() {
+            let outbox = outbox.name().to_owned();
+            return Err(RelayError::Settings { outbox, finding });
+        }
+        let stop_deadline = self.settings.stop_deadline;
         let token = Token::from_bits(rand::random());
         let leader = Leader {
             relay: self,
@@ -138,7 +142,7 @@ impl Leader {
                 if !is_checked {
                     outbox.check().await?;
                 }
-                outbox.lead(self.token, self.relay.lease).await
+                outbox.lead(self.token, self.relay.settings.lease).await
             };
             match asked.await {
                 Ok(leads) => {
@@ -148,7 +152,7 @@ impl Leader {
                         self.lead().await?;
                     } else {
                         // Jitter, so that relays that started together do not ask together.
-                        let wait = (self.relay.lease / RENEWALS_PER_LEASE)
+                        let wait = (self.relay.settings.lease / RENEWALS_PER_LEASE)
                             .mul_f64(1.0 - fastrand::f64() / 2.0);
                         pause(&self.stopping, wait).await;
                     }
@@ -189,7 +193,7 @@ impl Leader {
     /// Renews the lease until `ended`, which it cancels when the lead is lost. Returns whether the
     /// lead is lost.
     async fn renew_until(&self, ended: &CancellationToken) -> bool {
-        let lease = self.relay.lease;
+        let lease = self.relay.settings.lease;
         let mut renewed_at = Instant::now();
         loop {
             pause(ended, lease / RENEWALS_PER_LEASE).await;
@@ -218,11 +222,9 @@ impl Leader {
     /// An order that takes long stays in flight beside the next batches, and delays no other.
     async fn publish_until(&self, ended: &CancellationToken) -> Result<(), StoreError> {
         let Relay {
-            outbox,
-            limits,
-            poll_interval,
-            ..
+            outbox, settings, ..
         } = &self.relay;
+        let poll_interval = settings.poll_interval;
         let sent = Mutex::new(Vec::new());
         let mut held = HeldOrders::default();
         let mut flight = Flight::default();
@@ -236,7 +238,7 @@ impl Leader {
                 pause(ended, free_at - now).await;
                 continue;
             }
-            let Some(room) = flight.room(*limits) else {
+            let Some(room) = flight.room(settings.limits()) else {
                 self.land(&mut flight, &mut held, &sent, now + SLOW_AFTER)
                     .await?;
                 continue;
@@ -259,12 +261,11 @@ impl Leader {
                     self.send_in_order(messages, read_at, &sent, ended).boxed(),
                 );
             }
-            let until = read_at + if is_idle { *poll_interval } else { SLOW_AFTER };
+            let until = read_at + if is_idle { poll_interval } else { SLOW_AFTER };
             self.land(&mut flight, &mut held, &sent, until).await?;
             let is_purged = self.purge_if_due(&mut purge_at).await;
             if is_idle && is_purged {
-                let rest = *poll_interval;
-                pause(ended, rest.saturating_sub(read_at.elapsed())).await;
+                pause(ended, poll_interval.saturating_sub(read_at.elapsed())).await;
             }
         }
         // Every message in flight gets its outcome. The stop deadline ends this wait as well.
@@ -397,13 +398,10 @@ impl Leader {
     /// Removes messages that were sent long ago. Returns whether nothing more is to be removed now.
     async fn purge(&self) -> bool {
         let Relay {
-            outbox,
-            limits,
-            retention,
-            ..
+            outbox, settings, ..
         } = &self.relay;
-        let most = limits.messages.saturating_mul(PURGED_PER_SENT);
-        match outbox.purge(*retention, most).await {
+        let most = settings.batch.saturating_mul(PURGED_PER_SENT);
+        match outbox.purge(settings.retention, most).await {
             Ok(count) => {
                 if count > 0 {
                     debug!(outbox = outbox.name(), count, "sent messages were removed");

@@ -26,6 +26,7 @@ mod flight;
 mod held_back;
 mod leader;
 mod relay;
+mod settings;
 
 use std::fmt;
 use std::time::Duration;
@@ -41,6 +42,7 @@ use oncegate_runtime::message::Header;
 pub use self::backlog::{OutboxBacklog, RelayMonitor};
 pub use self::held_back::HeldBack;
 pub use self::relay::{Relay, RelayError};
+pub use self::settings::RelaySettings;
 
 /// The header with the id of a published message. The next consumer's key is
 /// `Key::header("outbox-id")`.

@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use oncegate_core::settings::Finding;
 use oncegate_core::store::StoreError;
 
-use super::{OutboxStore, Publisher, ReadLimits, RelayMonitor};
+use super::{OutboxStore, Publisher, RelayMonitor, RelaySettings};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::observe::Observer;
 
@@ -34,18 +35,22 @@ pub struct Relay {
     pub(super) outbox: Arc<dyn OutboxStore>,
     pub(super) publisher: Arc<dyn Publisher>,
     pub(super) observer: Option<Arc<dyn Observer>>,
-    pub(super) limits: ReadLimits,
-    pub(super) poll_interval: Duration,
-    pub(super) lease: Duration,
-    pub(super) retention: Duration,
+    pub(super) settings: RelaySettings,
     pub(super) monitor: RelayMonitor,
-    pub(super) stop_deadline: Duration,
 }
 
 /// The reason that a relay has ended by itself.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RelayError {
+    /// A setting of the relay is wrong.
+    #[error("the relay of outbox {outbox} cannot start: {}", finding.what)]
+    Settings {
+        /// The outbox.
+        outbox: String,
+        /// The setting, and what to change.
+        finding: Finding,
+    },
     /// The publisher's settings are wrong; the error names what to change.
     #[error("the publisher of outbox {outbox} cannot be opened: {error}")]
     Publisher {
@@ -66,19 +71,6 @@ pub enum RelayError {
 }
 
 impl Relay {
-    /// The default of [`batch`](Self::batch): 500 messages.
-    pub const DEFAULT_BATCH: u32 = 500;
-    /// The default of [`batch_bytes`](Self::batch_bytes): 16 MiB.
-    pub const DEFAULT_BATCH_BYTES: u64 = 16 * 1024 * 1024;
-    /// The default of [`poll_interval`](Self::poll_interval): 100 ms.
-    pub const DEFAULT_POLL_INTERVAL: Duration = Duration::from_millis(100);
-    /// The default of [`lease`](Self::lease): 10 s.
-    pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
-    /// The default of [`retention`](Self::retention): one day.
-    pub const DEFAULT_RETENTION: Duration = Duration::from_secs(86_400);
-    /// The default of [`stop_deadline`](Self::stop_deadline): 10 s.
-    pub const DEFAULT_STOP_DEADLINE: Duration = Duration::from_secs(10);
-
     /// Creates a relay from an outbox to a broker.
     pub fn new(outbox: impl OutboxStore + 'static, publisher: impl Publisher + 'static) -> Self {
         Self {
@@ -86,57 +78,52 @@ impl Relay {
             outbox: Arc::new(outbox),
             publisher: Arc::new(publisher),
             observer: None,
-            limits: ReadLimits {
-                messages: Self::DEFAULT_BATCH,
-                bytes: Self::DEFAULT_BATCH_BYTES,
-            },
-            poll_interval: Self::DEFAULT_POLL_INTERVAL,
-            lease: Self::DEFAULT_LEASE,
-            retention: Self::DEFAULT_RETENTION,
-            stop_deadline: Self::DEFAULT_STOP_DEADLINE,
+            settings: RelaySettings::DEFAULT,
         }
     }
 
-    /// The most messages that are read and in flight at a time: 500 by default.
+    /// Sets all settings but the outbox and the publisher, such as those of a file.
+    pub fn settings(self, settings: RelaySettings) -> Self {
+        Self { settings, ..self }
+    }
+
+    /// Sets the [most messages](RelaySettings::batch) that are read and in flight at a time: 500 by
+    /// default, at least 1.
     pub fn batch(mut self, messages: u32) -> Self {
-        self.limits.messages = messages.max(1);
+        self.settings.batch = messages.max(1);
         self
     }
 
-    /// The most bytes of payloads that are read and in flight at a time: 16 MiB by default. A
-    /// larger message is sent alone.
-    pub fn batch_bytes(mut self, bytes: u64) -> Self {
-        self.limits.bytes = bytes;
+    /// Sets the [most bytes](RelaySettings::batch_bytes) of their payloads: 16 MiB by default.
+    pub fn batch_bytes(mut self, bytes: usize) -> Self {
+        self.settings.batch_bytes = bytes;
         self
     }
 
-    /// The wait before the relay reads an empty outbox again: 100 ms by default.
-    pub fn poll_interval(self, poll_interval: Duration) -> Self {
-        Self {
-            poll_interval,
-            ..self
-        }
+    /// Sets the [wait](RelaySettings::poll_interval) before the relay reads an empty outbox again:
+    /// 100 ms by default.
+    pub fn poll_interval(mut self, poll_interval: Duration) -> Self {
+        self.settings.poll_interval = poll_interval;
+        self
     }
 
-    /// The lease of the leader: 10 s by default. Another relay waits for its end after the leader
-    /// was killed. The leader renews the lease three times in that time.
-    pub fn lease(self, lease: Duration) -> Self {
-        Self { lease, ..self }
+    /// Sets the [lease of the leader](RelaySettings::lease): 10 s by default.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.settings.lease = lease;
+        self
     }
 
-    /// The time that sent messages are kept in the table, to look at: one day by default. They are
-    /// removed in small steps.
-    pub fn retention(self, retention: Duration) -> Self {
-        Self { retention, ..self }
+    /// Sets the time that [sent messages are kept](RelaySettings::retention): one day by default.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.settings.retention = retention;
+        self
     }
 
-    /// Time limit for the wait for messages in flight after a stop: 10 s by default. Those that are
-    /// not confirmed by then are published again by the next relay.
-    pub fn stop_deadline(self, stop_deadline: Duration) -> Self {
-        Self {
-            stop_deadline,
-            ..self
-        }
+    /// Sets the [time limit for messages in flight](RelaySettings::stop_deadline) after a stop: 10 s
+    /// by default.
+    pub fn stop_deadline(mut self, stop_deadline: Duration) -> Self {
+        self.settings.stop_deadline = stop_deadline;
+        self
     }
 
     /// The observer that gets the events. Default: none.
@@ -158,9 +145,7 @@ impl fmt::Debug for Relay {
         f.debug_struct("Relay")
             .field("outbox", &self.outbox)
             .field("publisher", &self.publisher)
-            .field("limits", &self.limits)
-            .field("lease", &self.lease)
-            .field("retention", &self.retention)
+            .field("settings", &self.settings)
             .finish_non_exhaustive()
     }
 }

@@ -1,7 +1,7 @@
 //! Topics that take no message: what waits for them holds up no other topic.
 
 use oncegate::kafka::KafkaPublisher;
-use oncegate::outbox::{OutboxMessage, Relay};
+use oncegate::outbox::{OutboxMessage, Relay, RelaySettings};
 use oncegate_testkit::{Certificates, Kafka, On, Right, SecuredKafka, unique, until};
 
 use crate::world::{LIMIT, PARTITIONS, Running, Table, World, firsts};
@@ -9,7 +9,7 @@ use crate::world::{LIMIT, PARTITIONS, Running, Table, World, firsts};
 const USER: &str = "worker";
 
 /// How many messages a relay reads at once.
-const BATCH: u64 = Relay::DEFAULT_BATCH as u64;
+const BATCH: u64 = RelaySettings::DEFAULT.batch as u64;
 
 /// More orders than a batch, and than the relay holds back one by one after failures of the broker.
 const REFUSED: u64 = 750;

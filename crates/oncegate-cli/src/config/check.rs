@@ -19,18 +19,6 @@ use crate::sources::SourceSettings;
 pub(super) const PASSWORD_IN_URL: &str =
     "the URL contains a password; take it out, and set `password`";
 
-/// The error when only one of the two is given.
-const PAIR: &str = "`tls_certificate` and `tls_key` belong together: give both";
-
-/// Returns which of a certificate and its key is given without the other.
-fn alone(certificate: bool, key: bool) -> Option<&'static str> {
-    match (certificate, key) {
-        (true, false) => Some("tls_certificate"),
-        (false, true) => Some("tls_key"),
-        _ => None,
-    }
-}
-
 pub(super) fn path<const N: usize>(parts: [&str; N]) -> Path {
     parts.map(str::to_owned).into()
 }
@@ -140,15 +128,15 @@ impl Loaded {
         if let Err(problem) = crate::store::check(url) {
             self.error(&path(["store", "url"]), problem.to_string());
         }
-        if store.journal == Some(true) && url.starts_with("redis") {
+        if store.sqlite.journal && url.starts_with("redis") {
             let at = path(["store", "journal"]);
             self.error(
                 &at,
                 "Redis cannot keep one beside its records; name a file as the consumer's `journal` instead",
             );
         }
-        if let Some(setting) = alone(store.tls_certificate.is_some(), store.tls_key.is_some()) {
-            self.error(&path(["store", setting]), PAIR);
+        for Finding { setting, what } in store.check() {
+            self.error(&path(["store", setting]), what);
         }
         let userinfo = url
             .split_once("://")
@@ -179,7 +167,7 @@ impl Loaded {
             self.check_secret(&path(["store", "sentinel_password"]), password, secrets);
         }
         for (setting, is_set) in [
-            ("sentinel_user", store.sentinel_user.is_some()),
+            ("sentinel_user", store.redis.sentinel_user.is_some()),
             ("sentinel_password", store.sentinel_password.is_some()),
         ] {
             if is_set && !has_sentinels {
@@ -189,13 +177,13 @@ impl Loaded {
                 );
             }
         }
-        if store.sentinel_user.is_some() && store.sentinel_password.is_none() {
+        if store.redis.sentinel_user.is_some() && store.sentinel_password.is_none() {
             self.error(
                 &path(["store", "sentinel_user"]),
                 "it needs `sentinel_password`",
             );
         }
-        if store.durable_service == Some(true) && !url.starts_with("redis") {
+        if store.redis.durable_service && !url.starts_with("redis") {
             self.error(
                 &path(["store", "durable_service"]),
                 "only a Redis may be such a service",
@@ -344,9 +332,13 @@ impl Loaded {
             let at = self.place(name, &["handler", setting]);
             self.error(&at, "it belongs to `http`");
         }
-        if let Some(setting) = alone(handler.tls_certificate.is_some(), handler.tls_key.is_some()) {
+        let lone = Finding::of_pair([
+            ("tls_certificate", handler.tls_certificate.is_some()),
+            ("tls_key", handler.tls_key.is_some()),
+        ]);
+        if let Some(Finding { setting, what }) = lone {
             let at = self.place(name, &["handler", setting]);
-            self.error(&at, PAIR);
+            self.error(&at, what);
         }
         if handler.workers.is_some() && handler.exec.is_none() {
             let at = self.place(name, &["handler", "workers"]);
@@ -368,11 +360,12 @@ impl Loaded {
             let at = self.place(name, &["fail_open_after"]);
             self.warn(&at, "the promise does not hold while the store is unavailable for longer than this: completed messages may run again");
         }
-        let store = self.config.store.clone().unwrap_or_default();
-        if let Some(Time(response)) = store.response_timeout
-            && response * 3 > consumer.gate.lease
+        // Both kinds of servers have the same, if one is given.
+        let at = path(["store", "response_timeout"]);
+        let store = self.config.store.as_ref();
+        if let Some(store) = store.filter(|_| self.layers.value(&at).is_some())
+            && store.redis.response_timeout * 3 > consumer.gate.lease
         {
-            let at = path(["store", "response_timeout"]);
             self.error(
                 &at,
                 format!("the lease of `{name}` must be three times as long, for its heartbeats"),

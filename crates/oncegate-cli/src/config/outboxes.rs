@@ -1,6 +1,7 @@
 //! Checks the outboxes of a configuration without a server.
 
 use oncegate::core::key::Scope;
+use oncegate::core::settings::Finding;
 
 use super::check::path;
 use super::shape::{OutboxKafka, OutboxSqs};
@@ -29,11 +30,8 @@ impl Loaded {
             if let Err(error) = Scope::new(name) {
                 self.error(&own, error.to_string());
             }
-            if outbox.batch == Some(0) {
-                self.error(
-                    &path(["outbox", name, "batch"]),
-                    "at least one message must be in flight",
-                );
+            for Finding { setting, what } in outbox.relay.check() {
+                self.error(&path(["outbox", name, setting]), what);
             }
             match (&outbox.kafka, &outbox.sqs) {
                 (Some(_), Some(_)) => {

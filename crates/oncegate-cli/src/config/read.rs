@@ -275,7 +275,12 @@ impl<'de> Deserializer<'de> for Shared<'_, 'de> {
     ) -> Result<V::Value, Unreadable> {
         let Self(entries) = self;
         entries.left.retain(|(name, _)| !fields.contains(name));
-        entries.taken.extend(fields);
+        for name in fields {
+            // Another structure may have a setting of the same name.
+            if !entries.taken.contains(name) {
+                entries.taken.push(name);
+            }
+        }
         let mut own = Entries::of(entries.table);
         own.left.retain(|(name, _)| fields.contains(name));
         own.deserialize_struct(name, fields, visitor)

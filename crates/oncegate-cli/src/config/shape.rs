@@ -10,16 +10,15 @@ mod store;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use oncegate::outbox::Relay;
+use oncegate::outbox::RelaySettings;
 use oncegate::{BatchLimits, ConsumerSettings, GateSettings};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-pub(crate) use self::store::{Durability, Store};
+pub(crate) use self::store::Store;
 use super::format::Format;
 use super::values::{
-    FingerprintSetting, KeySetting, Names, ProgramSetting, Property, RouteSetting, Secret, Size,
-    Time,
+    FingerprintSetting, KeySetting, Names, ProgramSetting, Property, RouteSetting, Secret, Time,
 };
 
 /// The configuration of `oncegate run`.
@@ -172,24 +171,9 @@ pub(crate) struct Outbox {
     /// The queues that the messages are published to. Each message names its queue, or has its URL:
     /// `sqs = {}`.
     pub(crate) sqs: Option<OutboxSqs>,
-    /// The most messages that are read and in flight at a time.
-    #[schemars(extend("default" = Relay::DEFAULT_BATCH))]
-    pub(crate) batch: Option<u32>,
-    /// The most bytes of their payloads.
-    #[schemars(extend("default" = Size(Relay::DEFAULT_BATCH_BYTES as usize).to_string()))]
-    pub(crate) batch_bytes: Option<Size>,
-    /// How long the relay waits before it reads an empty outbox again.
-    #[schemars(extend("default" = Time(Relay::DEFAULT_POLL_INTERVAL).to_string()))]
-    pub(crate) poll_interval: Option<Time>,
-    /// How long another relay waits after the leading one was killed.
-    #[schemars(extend("default" = Time(Relay::DEFAULT_LEASE).to_string()))]
-    pub(crate) lease: Option<Time>,
-    /// How long sent messages are kept in the table.
-    #[schemars(extend("default" = Time(Relay::DEFAULT_RETENTION).to_string()))]
-    pub(crate) retention: Option<Time>,
-    /// How long messages in flight are waited for after a stop.
-    #[schemars(extend("default" = Time(Relay::DEFAULT_STOP_DEADLINE).to_string()))]
-    pub(crate) stop_deadline: Option<Time>,
+    #[serde(default, rename = "*relay")]
+    #[schemars(flatten)]
+    pub(crate) relay: RelaySettings,
 }
 
 /// The cluster that an outbox is published to.

@@ -185,7 +185,7 @@ impl DoctorArgs {
             None => {
                 let mut settings = loaded.config.store.clone().unwrap_or_default();
                 if self.allow_no_replica {
-                    settings.allow_no_replica = Some(true);
+                    settings.redis.allow_no_replica = true;
                 }
                 report.configured_store(&settings).await
             }

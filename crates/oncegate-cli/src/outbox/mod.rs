@@ -11,7 +11,7 @@ use oncegate::outbox::{OutboxStore, Relay};
 use oncegate::sqs::SqsPublisher;
 
 use crate::config::shape;
-use crate::config::values::{Property, Secret, Size, Time};
+use crate::config::values::{Property, Secret};
 use crate::exit::{Exit, Problem};
 use crate::store::{self, SqlStore};
 
@@ -99,28 +99,5 @@ async fn relay_of(
         SqlStore::Postgres(store) => broker.relay(store.outbox(name)?),
         SqlStore::Sqlite(store) => broker.relay(store.outbox(name).await?),
     };
-    let relay = relay
-        .batch(outbox.batch.unwrap_or(Relay::DEFAULT_BATCH))
-        .batch_bytes(
-            outbox
-                .batch_bytes
-                .map_or(Relay::DEFAULT_BATCH_BYTES, |Size(bytes)| bytes as u64),
-        )
-        .poll_interval(
-            outbox
-                .poll_interval
-                .map_or(Relay::DEFAULT_POLL_INTERVAL, |Time(time)| time),
-        )
-        .lease(outbox.lease.map_or(Relay::DEFAULT_LEASE, |Time(time)| time))
-        .retention(
-            outbox
-                .retention
-                .map_or(Relay::DEFAULT_RETENTION, |Time(time)| time),
-        )
-        .stop_deadline(
-            outbox
-                .stop_deadline
-                .map_or(Relay::DEFAULT_STOP_DEADLINE, |Time(time)| time),
-        );
-    Ok(relay)
+    Ok(relay.settings(outbox.relay))
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use oncegate::admin::dead_letter_reader::DeadLetterReader;
 use oncegate::amqp::{AmqpDeadLetterReader, AmqpSettings, AmqpSource, QueuePlan};
+use oncegate::core::settings::Finding;
 use oncegate::dead_letters;
 use oncegate::source::{Source, SourceError, Terms};
 use schemars::JsonSchema;
@@ -27,8 +28,6 @@ pub(super) const LETTERS_NEED_BROKER: &str =
     "only an AMQP source can have dead letters in RabbitMQ, because the source names the broker";
 /// The same, the other way round.
 const LETTERS_STAY: &str = "messages of RabbitMQ have their dead letters in a queue of the same broker: { amqp = \"orders.dead\" }";
-/// The reason that one of the two alone is wrong.
-const PAIR: &str = "`tls_certificate` and `tls_key` belong together: give both";
 
 /// The client logs every error that it also returns, and messages that come back with their
 /// payloads.
@@ -223,12 +222,12 @@ impl SourceSettings for Amqp {
             None if in_url => findings.push(SourceFinding::SecretInUrl("url")),
             None => {}
         }
-        match (&self.tls_certificate, &self.tls_key) {
-            (Some(_), None) => findings.push(SourceFinding::Error("tls_certificate", PAIR)),
-            (None, Some(_)) => findings.push(SourceFinding::Error("tls_key", PAIR)),
-            _ => {}
-        }
-        findings.extend(self.settings.check().into_iter().map(SourceFinding::Wrong));
+        let lone = Finding::of_pair([
+            ("tls_certificate", self.tls_certificate.is_some()),
+            ("tls_key", self.tls_key.is_some()),
+        ]);
+        let wrong = self.settings.check().into_iter().chain(lone);
+        findings.extend(wrong.map(SourceFinding::Wrong));
         findings
     }
 

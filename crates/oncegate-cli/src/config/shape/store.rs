@@ -1,79 +1,189 @@
-//! The settings of a store.
+//! The store of a configuration: where it is, and the settings of every kind of store in one table.
 
-use std::path::PathBuf;
-
-use schemars::JsonSchema;
+use oncegate::core::settings::Finding;
+use oncegate::postgres::PostgresSettings;
+use oncegate::redis::RedisSettings;
+use oncegate::sqlite::SqliteSettings;
+use schemars::{JsonSchema, Schema, schema_for};
 use serde::Deserialize;
+use serde_json::Value as Json;
 
-use crate::config::values::{Secret, Time};
+use crate::config::values::Secret;
 
 /// The store of the records.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(transform = tell_of_each)]
 pub(crate) struct Store {
     /// `redis://`, `redis+cluster://`, `redis+sentinel://` (`rediss` for TLS), `postgres://`, or an
     /// SQLite file as `sqlite:path`.
     pub(crate) url: Option<String>,
     /// The password that belongs into the URL. From a file, it is read for each new connection.
     pub(crate) password: Option<Secret>,
-    /// The durability that a record must have before it counts, in Redis.
-    pub(crate) durability: Option<Durability>,
-    /// How long the server may take to answer. Keep it well below the lease.
-    #[schemars(extend("default" = "2s for Redis, 5s for PostgreSQL"))]
-    pub(crate) response_timeout: Option<Time>,
-    /// The time limit of one attempt to connect.
-    #[schemars(extend("default" = "2s"))]
-    pub(crate) connect_timeout: Option<Time>,
-    /// The authority that has signed the servers' certificates, a file in PEM, for `rediss` and
-    /// `postgres` URLs. It is read again when it changes.
-    pub(crate) tls_root: Option<PathBuf>,
-    /// The certificate that the servers require of clients, a file in PEM, for `rediss` and
-    /// `postgres` URLs. It belongs to `tls_key`; both are read again when they change.
-    pub(crate) tls_certificate: Option<PathBuf>,
-    /// The key of `tls_certificate`, a file in PEM.
-    pub(crate) tls_key: Option<PathBuf>,
-    /// The user for the sentinels of `redis+sentinel://`. Without it, their default user.
-    pub(crate) sentinel_user: Option<String>,
     /// The password for the sentinels, if they want one; that of the URL is the primary's. From a
     /// file, it is read for each new connection.
     pub(crate) sentinel_password: Option<Secret>,
-    /// The Redis is a managed service that answers a write only when it is durable by its own
-    /// means, such as Amazon MemoryDB: no append-only file is asked for. It cannot be checked.
-    #[schemars(extend("default" = false))]
-    pub(crate) durable_service: Option<bool>,
-    /// Accept a Redis that may evict records: messages of evicted records run again.
-    #[schemars(extend("default" = false))]
-    pub(crate) allow_evicting_policy: Option<bool>,
-    /// Accept a Redis without a replica: if its disk is lost, so are the records. Otherwise that is
-    /// a warning, and a finding of `oncegate doctor`.
-    #[schemars(extend("default" = false))]
-    pub(crate) allow_no_replica: Option<bool>,
-    /// Accept a PostgreSQL with `synchronous_commit = off`: a crash of the server takes back the
-    /// last completions.
-    #[schemars(extend("default" = false))]
-    pub(crate) allow_asynchronous_commit: Option<bool>,
-    /// Accept a PostgreSQL with `fsync = off`, for test data alone: a power cut may damage or lose
-    /// every record.
-    #[schemars(extend("default" = false))]
-    pub(crate) allow_fsync_off: Option<bool>,
-    /// Keep a journal of every change in the store itself, in the transaction of the change:
-    /// SQLite, and PostgreSQL after `oncegate migrate --journal`. For Redis see the consumer's
-    /// `journal`.
-    #[schemars(extend("default" = false))]
-    pub(crate) journal: Option<bool>,
+    #[serde(default, rename = "*redis")]
+    #[schemars(flatten)]
+    pub(crate) redis: RedisSettings,
+    #[serde(default, rename = "*postgres")]
+    #[schemars(flatten)]
+    pub(crate) postgres: PostgresSettings,
+    #[serde(default, rename = "*sqlite")]
+    #[schemars(flatten)]
+    pub(crate) sqlite: SqliteSettings,
 }
 
-/// Waiting for replicas or disks.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Durability {
-    /// How many replicas must have the record.
-    #[schemars(extend("default" = 0))]
-    pub(crate) replicas: Option<u32>,
-    /// Whether the record must be on the disk (Redis 7.2 or later).
-    #[schemars(extend("default" = false))]
-    pub(crate) fsync: Option<bool>,
-    /// How long to wait for that.
-    #[schemars(extend("default" = "1s"))]
-    pub(crate) timeout: Option<Time>,
+impl Store {
+    /// Returns what the library finds wrong, once where several stores find the same.
+    pub(crate) fn check(&self) -> Vec<Finding> {
+        let mut findings = self.redis.check();
+        for finding in self.postgres.check() {
+            if !findings.contains(&finding) {
+                findings.push(finding);
+            }
+        }
+        findings
+    }
+}
+
+/// Gives a setting of several stores the paragraphs that all of them have, and the default of each
+/// if they differ.
+fn tell_of_each(schema: &mut Schema) {
+    let stores = [
+        ("Redis", schema_for!(RedisSettings)),
+        ("PostgreSQL", schema_for!(PostgresSettings)),
+        ("SQLite", schema_for!(SqliteSettings)),
+    ];
+    let settings = schema.get_mut("properties").and_then(Json::as_object_mut);
+    for (name, setting) in settings.into_iter().flatten() {
+        let Some(setting) = setting.as_object_mut() else {
+            continue;
+        };
+        if let [(_, text), others @ ..] = texts(&stores, name, "description").as_slice() {
+            let paragraphs = text.split("\n\n");
+            let common =
+                paragraphs.filter(|part| others.iter().all(|(_, other)| other.contains(part)));
+            let common: Vec<&str> = common.collect();
+            setting.insert("description".to_owned(), common.join("\n\n").into());
+        }
+        let defaults = texts(&stores, name, "default");
+        if let [(_, default), others @ ..] = defaults.as_slice()
+            && others.iter().any(|(_, other)| other != default)
+        {
+            let each = defaults
+                .iter()
+                .map(|(store, default)| format!("{default} for {store}"));
+            let each: Vec<String> = each.collect();
+            setting.insert("default".to_owned(), each.join(", ").into());
+        }
+    }
+}
+
+/// Returns a text about a setting from each store that has one, with the store's name.
+fn texts<'a>(
+    stores: &'a [(&'static str, Schema)],
+    setting: &str,
+    which: &str,
+) -> Vec<(&'static str, &'a str)> {
+    let at = format!("/properties/{setting}/{which}");
+    stores
+        .iter()
+        .filter_map(|(store, schema)| Some((*store, schema.pointer(&at)?.as_str()?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use oncegate::redis::Durability;
+
+    use super::*;
+    use crate::config::{read, table};
+
+    fn store(text: &str) -> Result<Store, String> {
+        let table = toml::from_str(text).unwrap();
+        read::read(&table).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn without_a_setting_each_store_has_its_defaults() {
+        let store = store("url = \"once.db\"").unwrap();
+        assert_eq!(store.redis, RedisSettings::DEFAULT);
+        assert_eq!(store.postgres, PostgresSettings::DEFAULT);
+        assert_eq!(store.sqlite, SqliteSettings::DEFAULT);
+    }
+
+    #[test]
+    fn a_setting_is_that_of_every_store_that_has_it() {
+        let store =
+            store("response_timeout = \"3s\"\njournal = true\ntls_root = \"ca.pem\"").unwrap();
+        let redis = RedisSettings {
+            response_timeout: Duration::from_secs(3),
+            tls_root: Some("ca.pem".into()),
+            ..RedisSettings::DEFAULT
+        };
+        assert_eq!(store.redis, redis);
+        let postgres = PostgresSettings {
+            response_timeout: Duration::from_secs(3),
+            tls_root: Some("ca.pem".into()),
+            journal: true,
+            ..PostgresSettings::DEFAULT
+        };
+        assert_eq!(store.postgres, postgres);
+        assert!(store.sqlite.journal);
+    }
+
+    #[test]
+    fn a_durability_is_a_table() {
+        for (text, expected) in [
+            ("{}", Durability::Primary),
+            (
+                "{ replicas = 2 }",
+                Durability::Replicas {
+                    count: 2,
+                    timeout: Duration::from_secs(1),
+                },
+            ),
+            (
+                "{ fsync = true, timeout = \"200ms\" }",
+                Durability::Fsync {
+                    replicas: 0,
+                    timeout: Duration::from_millis(200),
+                },
+            ),
+        ] {
+            let store = store(&format!("durability = {text}")).unwrap();
+            assert_eq!(store.redis.durability, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_told_with_the_known_ones_once_each() {
+        let near = store("journall = true").unwrap_err();
+        assert!(near.contains("did you mean `journal`?"), "{near}");
+        let far = store("xxxxxxxx = 1").unwrap_err();
+        assert_eq!(far.matches("connect_timeout").count(), 1, "{far}");
+        assert!(!far.contains("password_file"), "{far}");
+    }
+
+    #[test]
+    fn the_table_says_of_a_shared_setting_what_holds_for_all() {
+        let schema = table::schema();
+        let told = |name: &str| schema.pointer(&format!("/properties/store/properties/{name}"));
+        let response = told("response_timeout").unwrap();
+        assert_eq!(response["default"], "2s for Redis, 5s for PostgreSQL");
+        assert!(!response["description"].as_str().unwrap().contains("\n\n"));
+        assert_eq!(told("connect_timeout").unwrap()["default"], "2s");
+        let own = told("allow_fsync_off").unwrap()["description"].as_str();
+        assert!(own.unwrap().contains("\n\n"), "{own:?}");
+    }
+
+    #[test]
+    fn what_several_stores_refuse_is_said_once() {
+        let findings = store("tls_key = \"client.key\"").unwrap().check();
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert_eq!(findings[0].setting, "tls_key");
+    }
 }
