@@ -364,6 +364,15 @@ async fn postgres(url: &str) -> Result<PostgresStore, Problem> {
         .await?)
 }
 
+/// Returns the kind of the store at this URL, by the name of its product; `None` for a wrong URL.
+pub(crate) fn kind(url: &str) -> Option<&'static str> {
+    understood(url).ok().map(|address| match address {
+        Address::Redis(_) => "Redis",
+        Address::Postgres(_) => "PostgreSQL",
+        Address::Sqlite(_) => "SQLite",
+    })
+}
+
 fn address(url: &str) -> Result<Address, Problem> {
     understood(url).map_err(|why| Problem::configuration(format!("--store: {why}; {KNOWN}")))
 }

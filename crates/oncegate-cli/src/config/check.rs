@@ -9,7 +9,7 @@ use oncegate::core::settings::Finding;
 use oncegate_worker::check_url;
 
 use super::findings::About;
-use super::shape::{Consumer, Handler, Store};
+use super::shape::{self, Consumer, Handler, Store};
 use super::values::{FingerprintSetting, RouteSetting, Secret, Time};
 use super::{Loaded, Path, Secrets, Severity};
 use crate::run::build;
@@ -154,6 +154,18 @@ impl Loaded {
             }
         }
         self.check_redis_settings(&store, url, secrets);
+        // The store may be another one for a while, by a flag: what it does not have is no error.
+        for setting in self.layers.names("store") {
+            let at = path(["store", &setting]);
+            if let Some(owners) = shape::owners_elsewhere(url, &setting)
+                && !self.findings.has(&at)
+            {
+                self.warn(
+                    &at,
+                    format!("this store does not have it: it is for {owners}"),
+                );
+            }
+        }
     }
 
     /// Refuses settings of a Redis, or of its sentinels, where there is none: nothing else would

@@ -126,6 +126,11 @@ impl Findings {
             .any(|spoilt| spoilt.starts_with(path) || path.starts_with(spoilt))
     }
 
+    /// Returns whether there is a finding about this setting.
+    pub(super) fn has(&self, path: &[String]) -> bool {
+        self.all.iter().any(|finding| finding.path == dotted(path))
+    }
+
     /// Sorts the findings by their place in the file; those without one come first.
     pub(super) fn sort(&mut self) {
         self.all

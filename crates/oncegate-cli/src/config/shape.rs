@@ -15,7 +15,7 @@ use oncegate::{BatchLimits, ConsumerSettings, GateSettings};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-pub(crate) use self::store::Store;
+pub(crate) use self::store::{Store, owners_elsewhere};
 use super::format::Format;
 use super::values::{
     FingerprintSetting, KeySetting, Names, ProgramSetting, Property, RouteSetting, Secret, Time,

@@ -47,14 +47,29 @@ impl Store {
     }
 }
 
-/// Gives a setting of several stores the paragraphs that all of them have, and the default of each
-/// if they differ.
-fn tell_of_each(schema: &mut Schema) {
-    let stores = [
+/// Returns the stores that have a setting, if the one at this URL is none of them.
+pub(crate) fn owners_elsewhere(url: &str, setting: &str) -> Option<String> {
+    let kind = crate::store::kind(url)?;
+    let at = format!("/properties/{setting}");
+    let owners: Vec<&str> = stores()
+        .iter()
+        .filter_map(|(store, schema)| schema.pointer(&at).map(|_| *store))
+        .collect();
+    (!owners.is_empty() && !owners.contains(&kind)).then(|| owners.join(" and "))
+}
+
+fn stores() -> [(&'static str, Schema); 3] {
+    [
         ("Redis", schema_for!(RedisSettings)),
         ("PostgreSQL", schema_for!(PostgresSettings)),
         ("SQLite", schema_for!(SqliteSettings)),
-    ];
+    ]
+}
+
+/// Gives a setting of several stores the paragraphs that all of them have, and the default of each
+/// if they differ.
+fn tell_of_each(schema: &mut Schema) {
+    let stores = stores();
     let settings = schema.get_mut("properties").and_then(Json::as_object_mut);
     for (name, setting) in settings.into_iter().flatten() {
         let Some(setting) = setting.as_object_mut() else {
@@ -178,6 +193,24 @@ mod tests {
         assert_eq!(told("connect_timeout").unwrap()["default"], "2s");
         let own = told("allow_fsync_off").unwrap()["description"].as_str();
         assert!(own.unwrap().contains("\n\n"), "{own:?}");
+    }
+
+    #[test]
+    fn a_setting_of_other_stores_is_known_as_theirs() {
+        for (url, setting, owners) in [
+            ("redis://localhost", "durability", None),
+            ("redis://localhost", "allow_fsync_off", Some("PostgreSQL")),
+            (
+                "redis://localhost",
+                "journal",
+                Some("PostgreSQL and SQLite"),
+            ),
+            ("sqlite:once.db", "tls_root", Some("Redis and PostgreSQL")),
+            ("sqlite:once.db", "url", None),
+        ] {
+            let found = owners_elsewhere(url, setting);
+            assert_eq!(found.as_deref(), owners, "{url} {setting}");
+        }
     }
 
     #[test]
