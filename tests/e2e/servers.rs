@@ -201,6 +201,7 @@ async fn a_killed_elasticmq_comes_back_with_its_messages() {
     let mut server = ElasticmqServer::start_durable().await;
     let queue = server.new_queue("kept").await;
     queue.send(["kept"]).await;
+    server.until_stored("kept").await;
     server.kill();
     server.start_again().await;
     let messages = queue.take_all().await;

@@ -155,14 +155,9 @@ async fn what_was_sent_is_kept_for_its_retention_and_then_removed() {
     );
     world.write_for_all(20..21).await;
     let running = Running::start(world.relay().batch(10).retention(Duration::ZERO));
-    until("everything to be removed", LIMIT, async || {
-        match world.outbox.status().await.unwrap().sent {
-            0 => Ok(()),
-            sent => Err(format!("{sent} messages are kept")),
-        }
-    })
-    .await;
-    assert_eq!(running.watched.get("outbox_purged", ""), 105);
+    running.watched.until("outbox_purged", 105).await;
+    let status = world.outbox.status().await.unwrap();
+    assert_eq!((status.unsent, status.sent), (0, 0));
     running.stop().await;
 }
 

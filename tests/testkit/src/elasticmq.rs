@@ -11,6 +11,7 @@ use crate::broker::{self, OVER_SOON};
 use crate::place::{self, Port};
 use crate::process::{self, Process};
 use crate::sqs::Sqs;
+use crate::until::until;
 
 /// The folder of its jars, under `target/test-servers`; the version is the one of
 /// `scripts/elasticmq-pom.xml`.
@@ -83,6 +84,25 @@ impl ElasticmqServer {
         };
         server.start_again().await;
         server
+    }
+
+    /// Waits until the file of a durable server has a message with this body. The server answers
+    /// before.
+    ///
+    /// # Panics
+    /// When that takes longer than three minutes.
+    pub async fn until_stored(&self, body: &str) {
+        let file = self.dir.path().join("messages.mv.db");
+        until("the message in the file", START_LIMIT, async || {
+            let stored = fs::read(&file).map_err(|error| error.to_string())?;
+            let mut parts = stored.windows(body.len());
+            if parts.any(|part| part == body.as_bytes()) {
+                Ok(())
+            } else {
+                Err(format!("not within its {} bytes", stored.len()))
+            }
+        })
+        .await;
     }
 
     /// Kills the server with SIGKILL and waits until it is gone.

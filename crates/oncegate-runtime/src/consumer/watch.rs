@@ -66,6 +66,10 @@ impl fmt::Display for Underway {
 /// A partition or queue by name, taken from a message's [`Origin`].
 pub(super) type PartitionName = (Arc<str>, i32);
 
+/// How long an answer of a shard counts while another one is away. Servers of a cluster fail one
+/// after the other, and when only messages of the first one wait, nothing asks the others again.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+
 /// The engine's last count of everything that waits.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Snapshot {
@@ -88,12 +92,14 @@ pub(super) struct Snapshot {
 
 impl Snapshot {
     /// Returns how many shards the store of this route has, as far as is known. A shard that was
-    /// not asked since the first of these outages began is not known to answer, and does not count.
+    /// not asked since the first of these outages began, or not for [`ANSWER_LIMIT`], is not known
+    /// to answer, and does not count.
     pub(super) fn shards_of(&self, route: usize, outages: &[StoreOutage], now: Instant) -> usize {
         let longest = outages.iter().map(|outage| outage.lasts).max();
+        let known_for = longest.map(|longest| longest.min(ANSWER_LIMIT));
         let answering = self.asked.iter().filter(|(shard, asked_at)| {
             let is_away = outages.iter().any(|outage| outage.shard == shard.number);
-            let was_asked = longest.is_none_or(|longest| now.duration_since(*asked_at) <= longest);
+            let was_asked = known_for.is_none_or(|limit| now.duration_since(*asked_at) <= limit);
             shard.route == route && !is_away && was_asked
         });
         outages.len() + answering.count()
@@ -412,7 +418,7 @@ mod tests {
     #[test]
     fn a_shard_asked_before_the_outage_is_not_known_to_answer() {
         let now = Instant::now() + Duration::from_secs(100);
-        let asked = [(0, 1, 40), (0, 2, 20), (0, 3, 60), (1, 4, 0)];
+        let asked = [(0, 1, 40), (0, 2, 20), (0, 3, 60), (0, 5, 120), (1, 4, 0)];
         let asked = asked.map(|(route, number, ago)| {
             let shard = Shard { route, number };
             (shard, now - Duration::from_secs(ago))
@@ -421,7 +427,7 @@ mod tests {
             asked: asked.to_vec(),
             ..Snapshot::default()
         };
-        assert_eq!(snapshot.shards_of(0, &[], now), 3);
+        assert_eq!(snapshot.shards_of(0, &[], now), 4);
         assert_eq!(
             snapshot.shards_of(0, &[outage(1, 10)], now),
             1,
@@ -445,6 +451,11 @@ mod tests {
             snapshot.shards_of(0, &[outage(1, 10), outage(2, 70)], now),
             3,
             "the third one was asked since"
+        );
+        assert_eq!(
+            snapshot.shards_of(0, &[outage(2, 200)], now),
+            3,
+            "the fifth one answered since, but too long ago"
         );
     }
 }
