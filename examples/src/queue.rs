@@ -56,12 +56,13 @@ pub fn prove<Q: Queue>(
     let killed = first
         .crew
         .kill_in(&shared.hang, bar, || first.ledger.progress())?;
-    first.finish(&queue, bar)?;
+    let messages = stage.payments.payloads.len();
+    first.finish(messages, &queue, bar)?;
 
     let bar = stage.sending("everything comes a second time");
     send(&queue, &stage.payments.payloads, bar);
     let mut second = shared.start("replay")?;
-    second.finish(&queue, bar)?;
+    second.finish(messages, &queue, bar)?;
     stage.end();
 
     let first = first.ledger.read()?;
@@ -111,9 +112,19 @@ impl<Q: Queue> Shared<'_, Q> {
 }
 
 impl Pass {
-    /// Waits until the queue is empty, and stops the workers.
-    fn finish(&mut self, queue: &impl Queue, bar: &ProgressBar) -> Result<(), BoxError> {
-        self.crew
-            .finish(bar, || self.ledger.progress(), || queue.is_empty())
+    /// Waits until so many messages were handled and the queue is empty, and stops the workers. A
+    /// broker counts its messages now and then, and may not know yet of those that were just sent.
+    fn finish(
+        &mut self,
+        messages: usize,
+        queue: &impl Queue,
+        bar: &ProgressBar,
+    ) -> Result<(), BoxError> {
+        self.crew.wait_for(
+            bar,
+            || self.ledger.progress(),
+            |progress| progress.charges + progress.answers >= messages as u64 && queue.is_empty(),
+        )?;
+        self.crew.stop()
     }
 }

@@ -9,7 +9,7 @@ use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::Record;
 use oncegate_core::store::Store;
 use oncegate_core::testing::equivalence::{Plan, Subject, compare};
-use oncegate_testkit::Postgres;
+use oncegate_testkit::{Postgres, sequences};
 
 use crate::hand;
 
@@ -47,7 +47,7 @@ async fn the_store_equals_the_rules() {
     };
     let plan = Plan {
         seed: fastrand::u64(..),
-        sequences: 10_000,
+        sequences: sequences(),
         steps: 12,
     };
     let reached = compare(&subject, plan)

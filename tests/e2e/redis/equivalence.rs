@@ -10,7 +10,7 @@ use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::Record;
 use oncegate_core::store::Store;
 use oncegate_core::testing::equivalence::{Plan, Subject, compare};
-use oncegate_testkit::{Redis, RedisServer};
+use oncegate_testkit::{Redis, RedisServer, sequences};
 
 use crate::hand::{self, Hand};
 
@@ -53,11 +53,15 @@ impl Subject for OnRedis {
 /// One seed for all, so that every path runs the same sequences.
 static SEED: LazyLock<u64> = LazyLock::new(|| fastrand::u64(..));
 
+/// How long a server on a busy machine may take: an answer that is late is another test.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 async fn equals_the_rules(redis: &Redis, builder: RedisBuilder) {
-    let subject = OnRedis::with(redis, builder.connect().await.unwrap()).await;
+    let store = builder.response_timeout(PATIENCE).connect();
+    let subject = OnRedis::with(redis, store.await.unwrap()).await;
     let plan = Plan {
         seed: *SEED,
-        sequences: 10_000,
+        sequences: sequences(),
         steps: 12,
     };
     let reached = compare(&subject, plan)

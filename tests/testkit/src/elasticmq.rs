@@ -1,5 +1,6 @@
 //! `ElasticMQ`: a server that speaks SQS over real HTTP.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -31,6 +32,7 @@ pub struct ElasticmqServer {
     process: Option<Process>,
     /// Further options for Java.
     options: &'static [&'static str],
+    storage: Storage,
     // After the process: fields are dropped in this order, and the server must not write any more.
     dir: TempDir,
     _port: Port,
@@ -79,6 +81,7 @@ impl ElasticmqServer {
             sqs,
             process: None,
             options,
+            storage,
             dir,
             _port: port,
         };
@@ -86,23 +89,29 @@ impl ElasticmqServer {
         server
     }
 
-    /// Waits until the file of a durable server has a message with this body. The server answers
-    /// before.
+    /// Waits until everything that a durable server has answered is in its file: it writes later,
+    /// and a write that a kill cuts off is lost.
     ///
     /// # Panics
     /// When that takes longer than three minutes.
-    pub async fn until_stored(&self, body: &str) {
+    pub async fn until_stored(&self) {
         let file = self.dir.path().join("messages.mv.db");
-        until("the message in the file", START_LIMIT, async || {
-            let stored = fs::read(&file).map_err(|error| error.to_string())?;
-            let mut parts = stored.windows(body.len());
-            if parts.any(|part| part == body.as_bytes()) {
-                Ok(())
-            } else {
-                Err(format!("not within its {} bytes", stored.len()))
-            }
-        })
-        .await;
+        let marks = self.sqs.new_queue("marks").await;
+        // What comes after it is in the file: so its own write is over.
+        for _ in 0..2 {
+            let mark = crate::unique("stored");
+            marks.send([mark.as_str()]).await;
+            until("a later message in the file", START_LIMIT, async || {
+                let stored = fs::read(&file).map_err(|error| error.to_string())?;
+                let mut parts = stored.windows(mark.len());
+                if parts.any(|part| part == mark.as_bytes()) {
+                    Ok(())
+                } else {
+                    Err(format!("not within its {} bytes", stored.len()))
+                }
+            })
+            .await;
+        }
     }
 
     /// Kills the server with SIGKILL and waits until it is gone.
@@ -133,12 +142,27 @@ impl ElasticmqServer {
             .arg("-cp")
             .arg(lib().join("*"))
             .arg("org.elasticmq.server.Main");
-        let mut process =
-            Process::spawn_logged("ElasticMQ", command, &self.dir.path().join("server.log"));
+        let log = self.dir.path().join("server.log");
+        let earlier = fs::read_to_string(&log).unwrap_or_default();
+        let mut process = Process::spawn_logged("ElasticMQ", command, &log);
         process
             .ready(START_LIMIT, HINT, || self.sqs.answers())
             .await;
         self.process = Some(process);
+        // It answers before it has read its file.
+        if let Storage::File = self.storage {
+            let missing = made(&earlier);
+            until("the queues of before", START_LIMIT, async || {
+                let log = fs::read_to_string(&log).map_err(|error| error.to_string())?;
+                let found = restored(log.get(earlier.len()..).unwrap_or_default());
+                if missing.is_subset(&found) {
+                    Ok(())
+                } else {
+                    Err(format!("{found:?} of {missing:?}"))
+                }
+            })
+            .await;
+        }
     }
 
     /// The running server's process, to stop it by a signal for example.
@@ -156,6 +180,23 @@ impl Deref for ElasticmqServer {
     fn deref(&self) -> &Sqs {
         &self.sqs
     }
+}
+
+/// The queues that were made, by its log.
+fn made(log: &str) -> BTreeSet<&str> {
+    log.lines()
+        .filter_map(|line| line.split_once(" - Creating queue CreateQueueData("))
+        .filter_map(|(_, queue)| queue.split_once(',').map(|(name, _)| name))
+        .collect()
+}
+
+/// The queues whose messages it has read from its file, by its log.
+fn restored(log: &str) -> BTreeSet<&str> {
+    log.lines()
+        .filter(|line| line.contains(" - Restored "))
+        .filter_map(|line| line.split_once(" messages in queue "))
+        .map(|(_, name)| name)
+        .collect()
 }
 
 const SETTINGS: &str = "elasticmq.conf";

@@ -87,3 +87,15 @@ pub use watched::Watched;
 pub use web::{HttpAnswer, HttpClient, HttpServer, Sent};
 pub use wire::{Step, Then, Wire};
 pub use workers::Workers;
+
+/// How many random sequences of operations a port is compared with the rules by:
+/// `ONCEGATE_SEQUENCES`, or 5,000.
+///
+/// # Panics
+/// When the variable is no number.
+#[must_use]
+pub fn sequences() -> usize {
+    std::env::var("ONCEGATE_SEQUENCES").map_or(5_000, |number| {
+        number.parse().expect("ONCEGATE_SEQUENCES must be a number")
+    })
+}
