@@ -53,7 +53,7 @@ impl Subject for OnRedis {
 /// One seed for all, so that every path runs the same sequences.
 static SEED: LazyLock<u64> = LazyLock::new(|| fastrand::u64(..));
 
-/// How long a server on a busy machine may take: an answer that is late is another test.
+/// The time that a server on a busy machine may take: an answer that is late is another test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn equals_the_rules(redis: &Redis, builder: RedisBuilder) {

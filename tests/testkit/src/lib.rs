@@ -88,7 +88,7 @@ pub use web::{HttpAnswer, HttpClient, HttpServer, Sent};
 pub use wire::{Step, Then, Wire};
 pub use workers::Workers;
 
-/// How many random sequences of operations a port is compared with the rules by:
+/// The number of random sequences of operations by which a port is compared with the rules:
 /// `ONCEGATE_SEQUENCES`, or 5,000.
 ///
 /// # Panics

@@ -66,8 +66,9 @@ impl fmt::Display for Underway {
 /// A partition or queue by name, taken from a message's [`Origin`].
 pub(super) type PartitionName = (Arc<str>, i32);
 
-/// How long an answer of a shard counts while another one is away. Servers of a cluster fail one
-/// after the other, and when only messages of the first one wait, nothing asks the others again.
+/// The time for which an answer of a shard counts while another one is away. Servers of a cluster
+/// fail one after the other, and when only messages of the first one wait, nothing asks the others
+/// again.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// The engine's last count of everything that waits.
