@@ -39,7 +39,7 @@ const WAIT: Duration = Duration::from_secs(5);
 
 async fn run(plan: &Plan) -> Vec<Figure> {
     let redis = RedisServer::start_with(&BENCH_REDIS).await;
-    let server = ElasticmqServer::start_for_long().await;
+    let server = ElasticmqServer::start().await;
     let mut bare = Bare::connect(&redis).await;
     let count = plan.size(20_000, 500);
     let mut rounds = plan.rounds("sqs", &["unique", "replay", "bare loop", "ten bare loops"]);

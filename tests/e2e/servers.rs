@@ -198,17 +198,15 @@ async fn a_queue_goes_round_on_both_servers() {
 
 #[tokio::test]
 async fn a_killed_elasticmq_comes_back_with_its_messages() {
-    const BODY: &str = "a message that stays";
     let mut server = ElasticmqServer::start_durable().await;
     let queue = server.new_queue("kept").await;
-    queue.send([BODY]).await;
-    server.until_stored().await;
+    queue.send(["kept"]).await;
     server.kill();
     server.start_again().await;
     let messages = queue.take_all().await;
     assert_eq!(
         messages.first().and_then(|message| message.body.as_deref()),
-        Some(BODY)
+        Some("kept")
     );
 }
 

@@ -174,7 +174,6 @@ async fn a_server_that_is_away_at_the_start_is_waited_for() {
     let mut server = ElasticmqServer::start_durable().await;
     let stage = Stage::on(&server).await;
     stage.send([1]).await;
-    server.until_stored().await;
     server.kill();
     let (stopped, monitor) = start(&stage, Clerk::new(), |consumer| consumer).await;
     let health = until_status(&monitor, "a reason at the start", |_, health| {

@@ -59,9 +59,9 @@ async fn main() -> ExitCode {
         Server::of(KAFKA_VARIABLE, KafkaBroker::start_for_long(), |server| {
             server.bootstrap().to_owned()
         }),
-        Server::of(SQS_VARIABLE, ElasticmqServer::start_for_long(), |server| {
-            server.endpoint().to_owned()
-        }),
+        Server::of(SQS_VARIABLE, ElasticmqServer::start(), |server| server
+            .endpoint()
+            .to_owned()),
         Server::of(MOTO_VARIABLE, MotoServer::start(), |server| server
             .endpoint()
             .to_owned()),
