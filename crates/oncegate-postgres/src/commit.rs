@@ -13,6 +13,7 @@ use tokio_postgres::types::Type;
 use crate::{PostgresStore, errors, row};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::transaction::{Completing, SqlTransaction};
+use oncegate_runtime::transactional::CommitError;
 
 #[cfg(feature = "sqlx")]
 pub(super) mod sqlx;
@@ -22,7 +23,8 @@ const LONGEST_LIMIT_MS: u128 = i32::MAX as u128;
 
 impl SqlTransaction<PostgresStore> for tokio_postgres::Transaction<'_> {
     async fn complete_and_commit(self, completing: &Completing) -> Result<(), BoxError> {
-        complete(&self, completing).await?;
+        let completed = complete(&self, completing).await;
+        completed.map_err(CommitError::into_error)?;
         self.commit()
             .await
             .map_err(|error| errors::in_doubt(&error).error.into())
@@ -31,7 +33,8 @@ impl SqlTransaction<PostgresStore> for tokio_postgres::Transaction<'_> {
 
 impl SqlTransaction<PostgresStore> for deadpool_postgres::Transaction<'_> {
     async fn complete_and_commit(self, completing: &Completing) -> Result<(), BoxError> {
-        complete(&*self, completing).await?;
+        let completed = complete(&*self, completing).await;
+        completed.map_err(CommitError::into_error)?;
         self.commit()
             .await
             .map_err(|error| errors::in_doubt(&error).error.into())
@@ -45,7 +48,7 @@ impl SqlTransaction<PostgresStore> for deadpool_postgres::Transaction<'_> {
 pub(super) async fn complete(
     transaction: &(impl GenericClient + Sync),
     completing: &Completing,
-) -> Result<(), BoxError> {
+) -> Result<(), CommitError> {
     let limits = limits(completing);
     let key = completing.key().as_str();
     let retention_ms = retention_ms(completing);
@@ -68,18 +71,18 @@ pub(super) async fn complete(
     .await;
     let completed = limited
         .and(completed)
-        .map_err(|error| errors::not_executed(&error).error)?;
+        .map_err(|error| errors::not_executed(&error).rolled_back())?;
     if completed == 1 {
         return Ok(());
     }
     let row = transaction
         .query_typed_opt(row::READ_ONE, &[(&key, Type::TEXT)])
         .await
-        .map_err(|error| errors::not_executed(&error).error)?;
+        .map_err(|error| errors::not_executed(&error).rolled_back())?;
     let found = row
         .as_ref()
         .map(|row| Ok((row::now(row)?, row::decode(row)?)));
-    Err(why_not(completing, found))
+    Err(CommitError::RolledBack(why_not(completing, found)))
 }
 
 /// Sets limits for the rest of the transaction, and a durable commit.

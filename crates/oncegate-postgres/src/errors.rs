@@ -6,7 +6,7 @@ use std::error::Error as _;
 
 use deadpool_postgres::PoolError;
 use oncegate_core::store::StoreError;
-use oncegate_runtime::transactional::Excuse;
+use oncegate_runtime::transactional::{CommitError, Excuse};
 use rustls::CertificateError;
 use tokio_postgres::Error;
 use tokio_postgres::error::Severity;
@@ -28,6 +28,18 @@ pub(super) struct Trouble {
     pub(super) row_held: bool,
     /// Nothing was executed, because of a serialization failure or a deadlock.
     pub(super) crossed: bool,
+}
+
+impl Trouble {
+    /// Returns what it means to the transaction of the statement: it is rolled back.
+    pub(super) fn rolled_back(self) -> CommitError {
+        let error = self.error.into();
+        if self.crossed {
+            CommitError::Conflict(error)
+        } else {
+            CommitError::RolledBack(error)
+        }
+    }
 }
 
 impl From<StoreError> for Trouble {

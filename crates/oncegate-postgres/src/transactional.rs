@@ -180,6 +180,10 @@ impl PostgresTransactions {
 
     /// The isolation of the transactions: READ COMMITTED by default. Serialisation failures are
     /// repeated, and cost no attempt.
+    ///
+    /// A transaction under a claim (after a failed attempt, or in a fenced gate) must be shorter
+    /// than a third of the lease in REPEATABLE READ and SERIALIZABLE: a heartbeat changes the
+    /// record, and the commit fails.
     #[must_use]
     pub fn isolation(self, isolation: Isolation) -> Self {
         Self { isolation, ..self }

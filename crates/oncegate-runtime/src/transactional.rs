@@ -302,6 +302,16 @@ pub enum CommitError {
     Unknown(StoreError),
 }
 
+impl CommitError {
+    /// Returns the error of the database.
+    pub fn into_error(self) -> BoxError {
+        match self {
+            Self::Conflict(error) | Self::RolledBack(error) => error,
+            Self::Unknown(error) => error.into(),
+        }
+    }
+}
+
 /// The reason why a failed transaction is no failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Excuse {

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
 
 use oncegate::core::record::State;
-use oncegate::postgres::PostgresTransaction;
+use oncegate::postgres::{Isolation, PostgresTransaction};
 use oncegate::{Attempt, Failure, Message, Transactional, TransactionalHandler};
 use oncegate_testkit::{Client, Payment};
 use tokio::sync::{Barrier, Notify};
@@ -174,4 +175,125 @@ async fn a_deadlock_or_serialization_failure_costs_no_attempt() {
             );
         }
     }
+}
+
+/// Charges, while another session changes the record of its payment.
+struct Disturbed {
+    pay: Pay,
+    scope: String,
+    url: String,
+    /// The number of runs that are disturbed.
+    runs: u32,
+}
+
+impl Disturbed {
+    fn of(place: &Place, runs: u32) -> Self {
+        Self {
+            pay: Pay::new(place, After::Return),
+            scope: place.scope.clone(),
+            url: place.till.url.clone(),
+            runs,
+        }
+    }
+
+    /// Changes the record as a heartbeat does, if this run is to be disturbed.
+    async fn disturb(&self, message: &Message) -> Result<(), Failure> {
+        if self.pay.runs.load(SeqCst) > self.runs {
+            return Ok(());
+        }
+        let Payment { id } = message.json()?;
+        let (client, driver) = tokio_postgres::connect(&self.url, tokio_postgres::NoTls).await?;
+        tokio::spawn(driver);
+        let touch = "UPDATE oncegate_records SET expires_at_ms = expires_at_ms + 1 WHERE key = $1";
+        let touched = client
+            .execute(touch, &[&key_of(&self.scope, id).as_str()])
+            .await?;
+        assert_eq!(touched, 1);
+        Ok(())
+    }
+}
+
+impl<Tx: Send + 'static> TransactionalHandler<Tx> for Disturbed
+where
+    Pay: TransactionalHandler<Tx, Output = String>,
+{
+    type Output = String;
+
+    async fn handle(
+        &self,
+        message: &Message,
+        attempt: &Attempt,
+        transaction: &mut Tx,
+    ) -> Result<String, Failure> {
+        let result = self.pay.handle(message, attempt, transaction).await?;
+        self.disturb(message).await?;
+        Ok(result)
+    }
+}
+
+// invariant: conflict-costs-attempt
+#[tokio::test(flavor = "multi_thread")]
+async fn a_serialization_failure_under_a_claim_costs_no_attempt() {
+    for isolation in [Isolation::RepeatableRead, Isolation::Serializable] {
+        for client in [Client::TokioPostgres, Client::Sqlx] {
+            let place = Place::new(client).await;
+            let disturbed = Disturbed::of(&place, 2 * Bench::MAX_ATTEMPTS);
+            let runs = Arc::clone(&disturbed.pay.runs);
+            let handler = if client == Client::Sqlx {
+                let pool = sqlx::PgPool::connect(&place.till.url).await.unwrap();
+                let transactions = place.postgres().sqlx_transactions(pool);
+                Transactional::new(transactions.isolation(isolation), disturbed)
+            } else {
+                let transactions = place.postgres().transactions().unwrap();
+                Transactional::new(transactions.isolation(isolation), disturbed)
+            };
+            let bench = Bench::of(&[1]);
+            // A fencing token comes from a claim.
+            bench.run(place.gate(LEASE).fenced(), handler, 1).await;
+            let what = format!("{isolation:?}, {client}");
+            assert_eq!(bench.letters.causes(), [""; 0], "{what}");
+            assert_eq!(place.till.charges().await[&1], [1], "{what}");
+            assert_eq!(runs.load(SeqCst), 2 * Bench::MAX_ATTEMPTS + 1, "{what}");
+        }
+    }
+}
+
+/// Takes longer than the time until the first heartbeat.
+struct Slow {
+    disturbed: Disturbed,
+    takes: Duration,
+}
+
+impl TransactionalHandler<PostgresTransaction> for Slow {
+    type Output = String;
+
+    async fn handle(
+        &self,
+        message: &Message,
+        attempt: &Attempt,
+        transaction: &mut PostgresTransaction,
+    ) -> Result<String, Failure> {
+        tokio::time::sleep(self.takes).await;
+        self.disturbed.handle(message, attempt, transaction).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_its_own_heartbeats_disturb_names_the_settings() {
+    let place = Place::patient(Client::TokioPostgres).await;
+    let slow = Slow {
+        disturbed: Disturbed::of(&place, u32::MAX),
+        takes: LEASE / 20,
+    };
+    let transactions = place.postgres().transactions().unwrap();
+    let handler = Transactional::new(transactions.isolation(Isolation::Serializable), slow);
+    let bench = Bench::of(&[1]);
+    bench.run(place.gate(LEASE / 10).fenced(), handler, 1).await;
+    assert_eq!(bench.letters.causes(), ["attempts_used_up"]);
+    let reason = bench.letters.reasons().remove(0);
+    assert!(
+        reason.contains("`Gate::lease`") && reason.contains("READ COMMITTED"),
+        "{reason}"
+    );
+    assert!(place.till.charges().await.is_empty());
 }

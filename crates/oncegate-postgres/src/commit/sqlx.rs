@@ -2,6 +2,7 @@
 
 use oncegate_core::record::StoreTime;
 use oncegate_core::store::StoreError;
+use oncegate_runtime::transactional::CommitError;
 use sqlx::postgres::{PgConnection, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Error, Row as _, Transaction};
 
@@ -13,7 +14,8 @@ use super::{
 
 impl SqlTransaction<PostgresStore> for Transaction<'_, Postgres> {
     async fn complete_and_commit(mut self, completing: &Completing) -> Result<(), BoxError> {
-        complete(&mut self, completing).await?;
+        let completed = complete(&mut self, completing).await;
+        completed.map_err(CommitError::into_error)?;
         self.commit().await.map_err(|error| in_doubt(&error).into())
     }
 }
@@ -22,13 +24,13 @@ impl SqlTransaction<PostgresStore> for Transaction<'_, Postgres> {
 pub(crate) async fn complete(
     connection: &mut PgConnection,
     completing: &Completing,
-) -> Result<(), BoxError> {
+) -> Result<(), CommitError> {
     // Only numbers are inserted into it.
     let limits = sqlx::raw_sql(AssertSqlSafe(limits(completing)));
     limits
         .execute(&mut *connection)
         .await
-        .map_err(|error| not_executed(&error))?;
+        .map_err(|error| rolled_back(&error))?;
     let complete = sqlx::query(row::COMPLETE)
         .bind(completing.key().as_str())
         .bind(completing.token().as_bytes().as_slice())
@@ -37,7 +39,7 @@ pub(crate) async fn complete(
     let completed = complete
         .execute(&mut *connection)
         .await
-        .map_err(|error| not_executed(&error))?;
+        .map_err(|error| rolled_back(&error))?;
     if completed.rows_affected() == 1 {
         return Ok(());
     }
@@ -45,8 +47,9 @@ pub(crate) async fn complete(
     let row = read_one
         .fetch_optional(connection)
         .await
-        .map_err(|error| not_executed(&error))?;
-    Err(why_not(completing, row.as_ref().map(read)))
+        .map_err(|error| rolled_back(&error))?;
+    let why = why_not(completing, row.as_ref().map(read));
+    Err(CommitError::RolledBack(why))
 }
 
 /// Reads a row of [`row::READ_ONE`].
@@ -76,6 +79,14 @@ fn column<'r, T: sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>>(
 ) -> Result<T, String> {
     row.try_get(name)
         .map_err(|_| format!("column {name} holds something else"))
+}
+
+/// Converts an error from before a commit was sent to what it means to its transaction.
+pub(crate) fn rolled_back(error: &Error) -> CommitError {
+    match answered(error) {
+        Some((state, message)) => errors::answered_with(&state, message).rolled_back(),
+        None => CommitError::RolledBack(not_executed(error).into()),
+    }
 }
 
 /// Converts an error from before a commit was sent.

@@ -3,15 +3,15 @@
 use deadpool_postgres::ClientWrapper;
 use futures_util::future::{join, join3};
 use oncegate_core::store::StoreError;
-use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::transaction::Completing;
-use oncegate_runtime::transactional::{CommitError, Excuse};
+use oncegate_runtime::transactional::CommitError;
 use tokio_postgres::types::ToSql;
 
 use super::begin::Hold;
 use super::confirm::{GUARD, Waits};
 use crate::commit::complete;
-use crate::{errors, row};
+use crate::errors::{self, Trouble};
+use crate::row;
 
 /// Stores the result and commits, in one round trip.
 pub(super) async fn commit(
@@ -29,9 +29,7 @@ pub(super) async fn commit(
         Hold::Claim { .. } => {
             let guarded = client.query_one(&guard, &numbers).await;
             let guarded = guarded.map_err(failed)?;
-            complete(&**client, completing)
-                .await
-                .map_err(CommitError::RolledBack)?;
+            complete(&**client, completing).await?;
             (Ok(guarded), Ok(1), client.batch_execute("COMMIT").await)
         }
         Hold::Record { .. } if completing.result().is_empty() => {
@@ -74,18 +72,20 @@ pub(super) const ENDED_BY_HANDLER: &str = "the handler has ended the transaction
 /// The error of a statement that did not change the rows that the transaction has inserted.
 pub(super) const INTERFERES: &str = "oncegate_records did not take the result: a trigger, rule or policy on it interferes; remove it";
 
+/// The SQLSTATE of [`GUARD`] in such a transaction.
+pub(super) const DIVISION_BY_ZERO: &str = "22012";
+
 /// Converts an error of the last message, which commits if nothing before it has failed.
 pub(super) fn not_committed(error: &tokio_postgres::Error) -> CommitError {
-    const DIVISION_BY_ZERO: &str = "22012";
     let state = error.code().map(tokio_postgres::error::SqlState::code);
-    match state {
-        Some(DIVISION_BY_ZERO) => CommitError::RolledBack(ENDED_BY_HANDLER.into()),
-        Some(state) if errors::excuse(state) == Some(Excuse::Conflict) => {
-            CommitError::Conflict(errors::not_executed(error).error.into())
-        }
-        _ => match errors::in_doubt(error).error {
-            unknown @ StoreError::Unknown { .. } => CommitError::Unknown(unknown),
-            error => CommitError::RolledBack(BoxError::from(error)),
-        },
+    if state == Some(DIVISION_BY_ZERO) {
+        return CommitError::RolledBack(ENDED_BY_HANDLER.into());
+    }
+    match errors::in_doubt(error) {
+        Trouble {
+            error: unknown @ StoreError::Unknown { .. },
+            ..
+        } => CommitError::Unknown(unknown),
+        answered => answered.rolled_back(),
     }
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use oncegate_core::key::Scope;
 use oncegate_core::store::StoreError;
-use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::transaction::Completing;
 use oncegate_runtime::transactional::{
     BatchBegun, Begun, CommitError, Excuse, Ground, Sessions, Transactions,
@@ -17,10 +16,10 @@ use sqlx::postgres::{PgPool, Postgres};
 use sqlx::{AssertSqlSafe, Error, Row as _, Transaction};
 use tokio::time::error::Elapsed;
 
-use super::super::commit::sqlx::{complete, in_doubt, not_executed, state};
+use super::super::commit::sqlx::{self as sqlx_commit, complete, in_doubt, not_executed, state};
 use super::batch::{Results, begin_batch_sql, holds, written, xid};
 use super::begin::{ASSIGN_NUMBER, begin_sql, set_lock_timeout};
-use super::commit::{ENDED_BY_HANDLER, INTERFERES};
+use super::commit::{DIVISION_BY_ZERO, ENDED_BY_HANDLER, INTERFERES};
 use super::confirm::{GUARD, Waits, read_back};
 use super::{Hold, Isolation, PostgresStore, Tries};
 use crate::errors::{self, Trouble};
@@ -52,6 +51,10 @@ impl PostgresStore {
 impl SqlxTransactions {
     /// The isolation of the transactions: READ COMMITTED by default. Serialisation failures are
     /// repeated, and cost no attempt.
+    ///
+    /// A transaction under a claim (after a failed attempt, or in a fenced gate) must be shorter
+    /// than a third of the lease in REPEATABLE READ and SERIALIZABLE: a heartbeat changes the
+    /// record, and the commit fails.
     #[must_use]
     pub fn isolation(self, isolation: Isolation) -> Self {
         Self { isolation, ..self }
@@ -281,9 +284,7 @@ async fn commit(
     let waits = guard(&mut transaction, xid).await?;
     match hold {
         Hold::Claim { .. } => {
-            complete(&mut transaction, completing)
-                .await
-                .map_err(CommitError::RolledBack)?;
+            complete(&mut transaction, completing).await?;
         }
         Hold::Record { .. } if completing.result().is_empty() => {}
         Hold::Record { ctid, .. } => {
@@ -378,10 +379,7 @@ async fn send_commit(transaction: Transaction<'static, Postgres>) -> Result<(), 
 /// Converts an error from before the commit.
 fn rolled_back(error: &Error) -> CommitError {
     match state(error).as_deref() {
-        Some("22012") => CommitError::RolledBack(ENDED_BY_HANDLER.into()),
-        Some(state) if errors::excuse(state) == Some(Excuse::Conflict) => {
-            CommitError::Conflict(not_executed(error).into())
-        }
-        _ => CommitError::RolledBack(BoxError::from(not_executed(error))),
+        Some(DIVISION_BY_ZERO) => CommitError::RolledBack(ENDED_BY_HANDLER.into()),
+        _ => sqlx_commit::rolled_back(error),
     }
 }

@@ -26,7 +26,7 @@ use crate::entropy::Entropy;
 use crate::observe::{Event, ExtraRunCause, Observer};
 
 /// A lease is extended when a third of it is over.
-const EXTENDS_PER_LEASE: u32 = 3;
+pub(crate) const EXTENDS_PER_LEASE: u32 = 3;
 /// An extend without an answer is repeated when another tenth of the lease is over.
 const REPEATS_PER_LEASE: u32 = 10;
 /// The handler's cancellation fires when a fifth of the lease is left.

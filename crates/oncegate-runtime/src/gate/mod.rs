@@ -54,6 +54,7 @@ pub use dead_letter_stop::replace_dead_letter_stop;
 pub use enter::{Entry, Stored};
 pub use error::GateError;
 pub use lease::{Completion, Lease, ResultNotKept};
+pub(crate) use lease_renewer::EXTENDS_PER_LEASE;
 pub(crate) use one_transaction::{OnGrant, TransactionRun};
 pub(crate) use open::{Identity, OpenGate};
 pub(crate) use results::Unfetched;

@@ -200,9 +200,9 @@ impl AckHandle for Receipt {
     }
 }
 
-/// Dead letters in memory: the origin and the reason of each.
+/// Dead letters in memory: the cause and the reason of each.
 #[derive(Debug, Default)]
-pub(crate) struct Letters(Mutex<Vec<(String, &'static str)>>);
+pub(crate) struct Letters(Mutex<Vec<(&'static str, String)>>);
 
 impl Letters {
     pub(crate) fn causes(&self) -> Vec<&'static str> {
@@ -210,7 +210,16 @@ impl Letters {
             .lock()
             .unwrap()
             .iter()
-            .map(|(_, cause)| *cause)
+            .map(|(cause, _)| *cause)
+            .collect()
+    }
+
+    pub(crate) fn reasons(&self) -> Vec<String> {
+        self.0
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|(_, reason)| reason.clone())
             .collect()
     }
 }
@@ -221,7 +230,7 @@ impl DeadLetters for Letters {
         self.0
             .lock()
             .unwrap()
-            .push((letter.message.origin().to_string(), letter.cause.as_str()));
+            .push((letter.cause.as_str(), letter.reason.clone()));
         Ok(())
     }
 }

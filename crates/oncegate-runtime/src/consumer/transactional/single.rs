@@ -17,7 +17,7 @@ use crate::codec::{Codec, FromStored as _};
 use crate::consumer::end::{PANICKED, outcome_of};
 use crate::consumer::erased::{ErasedTransactional, TransactionEnd};
 use crate::failure::{BoxError, Failure};
-use crate::gate::TransactionRun;
+use crate::gate::{EXTENDS_PER_LEASE, TransactionRun};
 use crate::handler::{BoxFuture, Encoded, ErasedHandler};
 use crate::message::Message;
 use crate::observe::{Event, RunOutcome};
@@ -216,6 +216,7 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> Pair<D, H> {
         limit: Duration,
     ) -> Result<(), Failure> {
         let unit = attempt.unit();
+        let began = Instant::now();
         let (mut transaction, hold) = match self
             .database
             .begin(&unit.beginning(), Ground::Claimed, limit)
@@ -233,7 +234,9 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> Pair<D, H> {
                 drop(output);
                 let committed = self.database.commit(transaction, hold, &completing).await;
                 return committed.map_err(|error| match error {
-                    CommitError::Conflict(error) => Failure::not_run(error),
+                    CommitError::Conflict(error) => {
+                        conflict(error, began.elapsed(), completing.limit())
+                    }
                     CommitError::RolledBack(error) => Failure::retry(error),
                     CommitError::Unknown(error) => Failure::retry(error),
                 });
@@ -274,6 +277,21 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> Pair<D, H> {
         }
         None
     }
+}
+
+/// The failure of a transaction under a claim that was rolled back because of another one. That
+/// costs no attempt, except when the other one may have been a heartbeat of the claim: it would be
+/// in the way again. The claim is a little older than the transaction.
+fn conflict(error: BoxError, took: Duration, lease: Duration) -> Failure {
+    let until_heartbeat = lease / EXTENDS_PER_LEASE;
+    if took < until_heartbeat * 3 / 4 {
+        return Failure::not_run(error);
+    }
+    Failure::retry(format!(
+        "{error}; the transaction took {took:?}, and a claim is extended each {until_heartbeat:?}, which conflicts with \
+         REPEATABLE READ and SERIALIZABLE: raise `Gate::lease` to more than {EXTENDS_PER_LEASE} times as long, or use \
+         READ COMMITTED"
+    ))
 }
 
 /// Runs a handler within the limit of its transaction.
