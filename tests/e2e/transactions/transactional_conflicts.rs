@@ -279,7 +279,7 @@ impl TransactionalHandler<PostgresTransaction> for Slow {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_its_own_heartbeats_disturb_names_the_settings() {
+async fn a_transaction_its_own_heartbeats_disturb_names_the_settings() {
     let place = Place::patient(Client::TokioPostgres).await;
     let slow = Slow {
         disturbed: Disturbed::of(&place, u32::MAX),
