@@ -47,7 +47,7 @@ pub(crate) async fn connect(
 
 /// Opens a channel of the connection.
 pub(crate) async fn channel(connection: &lapin::Connection) -> Result<Channel, AmqpError> {
-    call(Asked::Publish("a channel"), connection.create_channel()).await
+    call(Asked::Channel, connection.create_channel()).await
 }
 
 /// Awaits the answer to a call, within [`CALL_LIMIT`].

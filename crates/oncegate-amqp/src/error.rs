@@ -1,5 +1,7 @@
 //! Errors of the broker, with what to change.
 
+use std::fmt;
+
 use lapin::ErrorKind;
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use oncegate_runtime::source::SourceError;
@@ -9,6 +11,8 @@ use oncegate_runtime::source::SourceError;
 pub(crate) enum Asked<'a> {
     /// To connect.
     Connection { user: &'a str, vhost: &'a str },
+    /// To open a channel.
+    Channel,
     /// To check that the queue exists.
     Queue(&'a str),
     /// To deliver messages of the queue.
@@ -17,6 +21,21 @@ pub(crate) enum Asked<'a> {
     Declare(&'a str),
     /// To publish to the queue, through the default exchange.
     Publish(&'a str),
+}
+
+impl fmt::Display for Asked<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connection { user, vhost } => {
+                write!(f, "the login of `{user}` at the virtual host `{vhost}`")
+            }
+            Self::Channel => f.write_str("a new channel"),
+            Self::Queue(queue) => write!(f, "the queue `{queue}`"),
+            Self::Messages(queue) => write!(f, "messages of the queue `{queue}`"),
+            Self::Declare(queue) => write!(f, "to make the queue `{queue}`"),
+            Self::Publish(queue) => write!(f, "a message to the queue `{queue}`"),
+        }
+    }
 }
 
 /// An error of the broker or of its connection.
@@ -65,7 +84,16 @@ impl AmqpError {
 
     /// Creates the error of a broker that did not answer within the limit.
     pub(crate) fn unanswered(asked: Asked<'_>) -> Self {
-        Self::away(format!("the broker did not answer in time ({asked:?})"))
+        let hint = match asked {
+            Asked::Connection { .. } | Asked::Channel => String::new(),
+            Asked::Queue(queue)
+            | Asked::Messages(queue)
+            | Asked::Declare(queue)
+            | Asked::Publish(queue) => format!(
+                ": a quorum queue without a leader answers nothing, see `rabbitmq-queues quorum_status {queue}`"
+            ),
+        };
+        Self::away(format!("the broker did not answer in time ({asked}){hint}"))
     }
 
     /// Creates the error of a queue name that no queue has.
@@ -149,7 +177,7 @@ impl AmqpError {
             AMQPErrorKind::Hard(_) => {
                 Self::away(format!("the broker has closed the connection: {said}"))
             }
-            AMQPErrorKind::Soft(_) => Self::new(format!("the broker refuses ({asked:?}): {said}")),
+            AMQPErrorKind::Soft(_) => Self::new(format!("the broker refuses ({asked}): {said}")),
         }
     }
 
@@ -161,7 +189,7 @@ impl AmqpError {
                 ))
             }
             ErrorKind::SerialisationError(_) | ErrorKind::ChannelsLimitReached => {
-                Self::new(format!("the client refuses ({asked:?}): {error}"))
+                Self::new(format!("the client refuses ({asked}): {error}"))
             }
             _ => Self::away(format!("the broker is unreachable: {error}")),
         }
@@ -195,6 +223,7 @@ fn refused(asked: Asked<'_>, said: &str) -> String {
             "the user may not write to the queue `{queue}`: grant the permission `write` on `amq.default`, the default \
              exchange ({said})"
         ),
+        Asked::Channel => format!("the user may not open a channel ({said})"),
     }
 }
 
@@ -207,7 +236,9 @@ fn missing(asked: Asked<'_>, said: &str) -> String {
             "the queue `{name}` does not exist: create it, for example with `oncegate topics create` or `rabbitmqadmin \
              declare queue name={name} durable=true`, or correct its name or the virtual host ({said})"
         ),
-        Asked::Connection { .. } => format!("the broker does not know what was asked for: {said}"),
+        Asked::Connection { .. } | Asked::Channel => {
+            format!("the broker does not know what was asked for: {said}")
+        }
     }
 }
 
@@ -223,7 +254,7 @@ fn not_allowed(asked: Asked<'_>, said: &str) -> String {
                 "the user `{user}` may not use the virtual host `{vhost}`: grant it permissions there ({said})"
             )
         }
-        _ => format!("the broker does not allow it ({asked:?}): {said}"),
+        _ => format!("the broker does not allow it ({asked}): {said}"),
     }
 }
 
@@ -282,5 +313,13 @@ mod tests {
             assert!(explained.to_string().contains(word), "{explained}");
             assert_eq!(SourceError::from(explained).is_away(), away, "{error}");
         }
+    }
+
+    #[test]
+    fn a_queue_that_does_not_answer_may_have_no_leader() {
+        let silent = AmqpError::unanswered(Asked::Queue("orders"));
+        let text = silent.to_string();
+        assert!(text.contains("quorum_status orders"), "{text}");
+        assert!(SourceError::from(silent).is_away());
     }
 }

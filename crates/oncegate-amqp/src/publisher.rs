@@ -124,7 +124,7 @@ impl Publisher {
         let connection = connect(&self.settings, &self.name).await?;
         let channel = channel(&connection).await?;
         call(
-            Asked::Publish("a channel"),
+            Asked::Channel,
             channel.confirm_select(ConfirmSelectOptions::default()),
         )
         .await?;

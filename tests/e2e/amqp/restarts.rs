@@ -19,6 +19,7 @@ impl Handler for Refusing {
 
 async fn is_waited_for_at_the_start(server: &mut RabbitMqServer) {
     let stage = Stage::on(server, QueueKind::Quorum).await;
+    server.write_down_queues().await;
     stage.send([1]).await;
     server.kill();
     let clerk = Clerk::new();
@@ -42,6 +43,7 @@ async fn nothing_is_lost_when_the_broker_is_killed() {
     is_waited_for_at_the_start(&mut server).await;
     for kind in [QueueKind::Classic, QueueKind::Quorum] {
         let stage = Stage::on(&server, kind).await;
+        server.write_down_queues().await;
         stage.send(0..MESSAGES).await;
         let clerk = Clerk::waiting();
         let running = stage.start(clerk.clone()).await;

@@ -90,7 +90,7 @@ impl Workers {
             .for_each(|worker| worker.signal("CONT"));
     }
 
-    /// Polls until `so` holds; it gets the number of effects.
+    /// Polls until `so` holds; it gets the number of effects, each counted once.
     ///
     /// # Panics
     /// When neither the ledger nor what `so` sees has moved for a minute.
@@ -101,13 +101,19 @@ impl Workers {
     ) {
         let mut last = ((0, None), Instant::now());
         loop {
-            let effects = ledger.read().len();
-            let Err(left) = so(effects).await else { return };
-            let now = (effects, Some(left));
+            let effects = ledger.counts();
+            let Err(left) = so(effects.len()).await else {
+                return;
+            };
+            let happened: u64 = effects.values().sum();
+            let now = (happened, Some(left));
             if now != last.0 {
                 last = (now, Instant::now());
             }
-            assert!(last.1.elapsed() < STUCK_AFTER, "stuck at {effects} effects");
+            assert!(
+                last.1.elapsed() < STUCK_AFTER,
+                "stuck at {happened} effects"
+            );
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
