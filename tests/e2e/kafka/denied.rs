@@ -167,11 +167,17 @@ impl Stage {
     }
 }
 
-// invariant: dead-letter-lost
+// invariant: dead-letter-lost, stall-unreported, retry-topic
 #[tokio::test(flavor = "multi_thread")]
-async fn a_right_lost_under_load_ends_the_consumer_and_loses_nothing() {
+async fn a_lost_right_is_told_and_loses_nothing() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let broker = SecuredKafka::start_with(&certificates, &[USER], &[]).await;
+    let access = Access::user(&broker, &certificates, USER);
+    a_right_lost_under_load_ends_the_consumer(&broker, &access).await;
+    an_unwritable_retry_topic_is_in_the_status(&broker, &access).await;
+}
+
+async fn a_right_lost_under_load_ends_the_consumer(broker: &SecuredKafka, access: &Access) {
     let kafka = Kafka::at(broker.bootstrap());
     let topic = kafka.new_topic("orders", PARTITIONS).await;
     let dead = kafka.new_topic("dead", 1).await;
@@ -188,7 +194,6 @@ async fn a_right_lost_under_load_ends_the_consumer_and_loses_nothing() {
         write,
     ];
     broker.grant(&rights).await;
-    let access = Access::user(&broker, &certificates, USER);
     let source = || {
         access
             .member(&stage.group, &stage.topic)
@@ -294,11 +299,7 @@ async fn until_no_failure(monitor: &Monitor) {
     .await;
 }
 
-// invariant: stall-unreported, retry-topic
-#[tokio::test(flavor = "multi_thread")]
-async fn an_unwritable_retry_topic_is_in_the_status_and_loses_nothing() {
-    let certificates = Certificates::for_names("IP:127.0.0.1");
-    let broker = SecuredKafka::start_with(&certificates, &[USER], &[]).await;
+async fn an_unwritable_retry_topic_is_in_the_status(broker: &SecuredKafka, access: &Access) {
     let topic = broker.new_topic("orders", 1).await;
     let later = broker.new_topic("later", 1).await;
     let group = unique("denied");
@@ -312,8 +313,7 @@ async fn an_unwritable_retry_topic_is_in_the_status_and_loses_nothing() {
         write,
     ];
     broker.grant(&rights).await;
-    let access = Access::user(&broker, &certificates, USER);
-    let source = retrying(&access, &group, &topic, &later).await;
+    let source = retrying(access, &group, &topic, &later).await;
     let handler = Dependent::default();
     let watched = Watched::new();
     let gate = Gate::new(unique("denied"), Key::json(["id"]), MemoryStore::new());

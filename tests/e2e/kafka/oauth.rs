@@ -60,17 +60,51 @@ fn source(
     )
 }
 
+/// A broker that takes the tokens of a server.
+pub(crate) struct WithTokens {
+    pub(crate) certificates: Certificates,
+    pub(crate) tokens: TokenServer,
+    pub(crate) kafka: SecuredKafka,
+}
+
+/// How long a token is valid where that does not matter, in seconds.
+const LONG: u64 = 3600;
+
+impl WithTokens {
+    pub(crate) async fn start() -> Self {
+        let certificates = Certificates::for_names("IP:127.0.0.1");
+        let tokens = TokenServer::start(LONG).await;
+        let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
+        Self {
+            certificates,
+            tokens,
+            kafka,
+        }
+    }
+
+    pub(crate) fn properties(&self) -> Vec<(String, String)> {
+        properties(&self.tokens, &self.certificates)
+    }
+}
+
 // invariant: tokens-end
 #[tokio::test(flavor = "multi_thread")]
-async fn every_client_uses_tokens_and_their_renewal_loses_nothing() {
-    let certificates = Certificates::for_names("IP:127.0.0.1");
-    let tokens = TokenServer::start(15).await;
-    let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
+async fn tokens_are_used_and_renewed_and_bad_ones_are_told() {
+    let broker = WithTokens::start().await;
+    whatever_is_wrong_names_the_property(&broker).await;
+    a_refused_token_is_told_with_broker_words_and_properties(&broker).await;
+    every_client_uses_tokens_and_their_renewal_loses_nothing(&broker).await;
+    a_token_refused_later_is_told_until_the_next_good_one(&broker).await;
+}
+
+async fn every_client_uses_tokens_and_their_renewal_loses_nothing(broker: &WithTokens) {
+    let WithTokens { tokens, kafka, .. } = broker;
+    tokens.grant_for(15);
     let topic = kafka.new_topic("orders", 3).await;
     let dead = kafka.new_topic("dead", 1).await;
-    let properties = properties(&tokens, &certificates);
+    let properties = broker.properties();
     let group = unique("tokens");
-    let source = source(&kafka, &group, &topic, &properties);
+    let source = source(kafka, &group, &topic, &properties);
     let counters = open(&source).await;
     let letters = source.dead_letters(&*dead);
     letters.open().await.expect("it may write");
@@ -92,7 +126,7 @@ async fn every_client_uses_tokens_and_their_renewal_loses_nothing() {
         over.store(true, Ordering::Relaxed);
     };
     let finish = async {
-        let (count, ()) = tokio::join!(produce_until(&kafka, &topic, &over), renew);
+        let (count, ()) = tokio::join!(produce_until(kafka, &topic, &over), renew);
         let count = usize::try_from(count).expect("it is positive");
         until("every message", LIMIT, async || {
             match received.lock().expect("no panic").len() {
@@ -101,7 +135,7 @@ async fn every_client_uses_tokens_and_their_renewal_loses_nothing() {
             }
         })
         .await;
-        until_committed(&kafka, &group, &topic, &kafka.end_offsets(&topic).await).await;
+        until_committed(kafka, &group, &topic, &kafka.end_offsets(&topic).await).await;
         source.close(CLOSE).await.expect("it commits and leaves");
     };
     tokio::join!(finish, receive_all(&source, &received));
@@ -112,7 +146,7 @@ async fn every_client_uses_tokens_and_their_renewal_loses_nothing() {
     );
     assert_eq!(kafka.end_offsets(&dead).await.values().sum::<i64>(), 1);
 
-    commands_log_in(&kafka, properties, topic, dead).await;
+    commands_log_in(kafka, properties, topic, dead).await;
 }
 
 /// Demands that the clients of the commands log in with tokens, too.
@@ -152,19 +186,16 @@ async fn commands_log_in(
     );
 }
 
-#[tokio::test]
-async fn whatever_is_wrong_with_a_token_names_the_property() {
-    let certificates = Certificates::for_names("IP:127.0.0.1");
-    let tokens = TokenServer::start(60).await;
-    let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
+async fn whatever_is_wrong_names_the_property(broker: &WithTokens) {
+    let WithTokens { tokens, kafka, .. } = broker;
     let topic = kafka.new_topic("orders", 1).await;
     let error = async |changed: &str, value: &str| -> SourceError {
-        let mut properties = properties(&tokens, &certificates);
+        let mut properties = broker.properties();
         properties
             .iter_mut()
             .filter(|(name, _)| name == changed)
             .for_each(|(_, given)| value.clone_into(given));
-        let source = source(&kafka, &unique("tokens"), &topic, &properties);
+        let source = source(kafka, &unique("tokens"), &topic, &properties);
         within("an answer", source.check_topics())
             .await
             .expect_err("it must be refused")
@@ -195,19 +226,11 @@ async fn whatever_is_wrong_with_a_token_names_the_property() {
     .await;
 }
 
-#[tokio::test]
-async fn a_refused_token_is_told_with_broker_words_and_properties() {
-    let certificates = Certificates::for_names("IP:127.0.0.1");
-    let tokens = TokenServer::start(60).await;
-    let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
+async fn a_refused_token_is_told_with_broker_words_and_properties(broker: &WithTokens) {
+    let WithTokens { tokens, kafka, .. } = broker;
     let topic = kafka.new_topic("orders", 1).await;
     let dead = kafka.new_topic("dead", 1).await;
-    let source = source(
-        &kafka,
-        &unique("tokens"),
-        &topic,
-        &properties(&tokens, &certificates),
-    );
+    let source = source(kafka, &unique("tokens"), &topic, &broker.properties());
     for flaw in [
         TokenFlaw::Expired,
         TokenFlaw::OtherAudience,
@@ -243,14 +266,12 @@ async fn a_refused_token_is_told_with_broker_words_and_properties() {
 }
 
 /// Its connections must log in again every two seconds, with the last token that was granted.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_token_refused_later_is_told_until_the_next_good_one() {
-    let certificates = Certificates::for_names("IP:127.0.0.1");
-    let tokens = TokenServer::start(5).await;
-    let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
+async fn a_token_refused_later_is_told_until_the_next_good_one(broker: &WithTokens) {
+    let WithTokens { tokens, kafka, .. } = broker;
+    tokens.grant_for(5);
     let topic = kafka.new_topic("orders", 1).await;
     let group = unique("tokens");
-    let source = source(&kafka, &group, &topic, &properties(&tokens, &certificates));
+    let source = source(kafka, &group, &topic, &broker.properties());
     open(&source).await;
     kafka.produce(&topic, [Record::new("0")]).await;
     finish(receive(&source, 1).await);
@@ -272,14 +293,14 @@ async fn a_token_refused_later_is_told_until_the_next_good_one() {
     })
     .await;
     // On a busy machine, a token for five seconds may be over before a commit is answered.
-    tokens.grant_for(3600);
+    tokens.grant_for(LONG);
     tokens.grant_with(None);
     kafka.produce(&topic, [Record::new("1")]).await;
     // Meanwhile the group may have ended the member's session, so the message may come a second
     // time.
     let both = BTreeMap::from([(0, 2)]);
     tokio::select! {
-        () = until_committed(&kafka, &group, &topic, &both) => {}
+        () = until_committed(kafka, &group, &topic, &both) => {}
         () = finish_all(&source) => {}
     }
     until("the end of the refusal in the status", LIMIT, async || {

@@ -11,7 +11,7 @@ use oncegate_testkit::{
     until,
 };
 
-use crate::oauth::{CLIENT_ID, CLIENT_SECRET, ENDPOINT, SCOPE, properties};
+use crate::oauth::{CLIENT_ID, CLIENT_SECRET, ENDPOINT, SCOPE, WithTokens};
 use crate::stage::{CLOSE, LIMIT, QUICK, finish, open, receive, with, within};
 
 /// Creates two topics, once.
@@ -81,13 +81,19 @@ async fn remove_group(
     group
 }
 
+// invariant: missing-right
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_create_describe_and_remove_topics_and_groups() {
-    let certificates = Certificates::for_names("IP:127.0.0.1");
-    let tokens = TokenServer::start(60).await;
-    let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
+async fn an_administrator_logs_in_with_tokens() {
+    let broker = WithTokens::start().await;
+    tokens_create_describe_and_remove_topics_and_groups(&broker).await;
+    a_wrong_login_is_one_error_with_the_property(&broker).await;
+    a_right_that_the_user_of_a_token_lacks_is_no_refused_login(&broker).await;
+}
+
+async fn tokens_create_describe_and_remove_topics_and_groups(broker: &WithTokens) {
+    let kafka = &broker.kafka;
     let brokers = kafka.oauth();
-    let properties = properties(&tokens, &certificates);
+    let properties = broker.properties();
     let small = unique("small");
     let large = unique("large");
     create(&brokers, &properties, &small, &large).await;
@@ -120,7 +126,7 @@ async fn tokens_create_describe_and_remove_topics_and_groups() {
         "{facts:?}"
     );
 
-    let group = remove_group(&kafka, &properties, &large).await;
+    let group = remove_group(kafka, &properties, &large).await;
     for _ in 0..2 {
         remove_topics(&brokers, &topics, std::slice::from_ref(&group), &properties)
             .await
@@ -129,14 +135,10 @@ async fn tokens_create_describe_and_remove_topics_and_groups() {
     until_there_are([0, 0]).await;
 }
 
-// invariant: missing-right
-#[tokio::test]
-async fn a_right_that_the_user_of_a_token_lacks_is_no_refused_login() {
-    let certificates = Certificates::for_names("IP:127.0.0.1");
-    let tokens = TokenServer::start(60).await;
-    let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
+async fn a_right_that_the_user_of_a_token_lacks_is_no_refused_login(broker: &WithTokens) {
+    let WithTokens { tokens, kafka, .. } = broker;
     let topic = kafka.new_topic("orders", 2).await;
-    let properties = properties(&tokens, &certificates);
+    let properties = broker.properties();
     tokens.grant_to(SecuredKafka::STRANGER);
     kafka
         .grant(&[(SecuredKafka::STRANGER, Right::Describe, On::Topic(&topic))])
@@ -208,13 +210,10 @@ async fn refusal(
     created
 }
 
-#[tokio::test]
-async fn a_wrong_admin_login_is_one_error_with_the_property() {
-    let certificates = Certificates::for_names("IP:127.0.0.1");
+async fn a_wrong_login_is_one_error_with_the_property(broker: &WithTokens) {
+    let WithTokens { tokens, kafka, .. } = broker;
     let other = Certificates::for_names("IP:127.0.0.1");
-    let tokens = TokenServer::start(60).await;
-    let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
-    let properties = properties(&tokens, &certificates);
+    let properties = broker.properties();
     for flaw in [
         TokenFlaw::Expired,
         TokenFlaw::OtherAudience,

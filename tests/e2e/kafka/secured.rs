@@ -107,18 +107,31 @@ async fn refusal_of(source: &KafkaSource) -> String {
     refused.expect_err("it must be refused").to_string()
 }
 
+/// Users with all rights, or all but one.
+const USERS: [&str; 5] = ["whole", "no-group", "no-read", "no-describe", "no-write"];
+
+// invariant: missing-right
 #[tokio::test]
-async fn messages_are_consumed_by_tls_and_by_every_kind_of_password() {
+async fn logins_and_rights_are_used_and_wrong_ones_are_told() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
-    let kafka = SecuredKafka::start(&certificates).await;
+    let kafka = SecuredKafka::start_with(&certificates, &USERS, &[]).await;
+    messages_are_consumed_by_tls_and_by_every_kind_of_password(&kafka, &certificates).await;
+    whatever_is_wrong_is_said_by_the_name_of_the_property(&kafka, &certificates).await;
+    each_missing_right_is_an_error_at_start_with_its_command(&kafka, &certificates).await;
+}
+
+async fn messages_are_consumed_by_tls_and_by_every_kind_of_password(
+    kafka: &SecuredKafka,
+    certificates: &Certificates,
+) {
     let topic = kafka.new_topic("orders", 1).await;
     kafka.produce(&topic, [Record::new("one")]).await;
     let user = |mechanism| (mechanism, SecuredKafka::USER, SecuredKafka::PASSWORD);
     let all = [
-        Access::tls(&kafka, &certificates),
-        Access::sasl(&kafka, &certificates, user("PLAIN")),
-        Access::sasl(&kafka, &certificates, user("SCRAM-SHA-256")),
-        Access::sasl(&kafka, &certificates, user("SCRAM-SHA-512")),
+        Access::tls(kafka, certificates),
+        Access::sasl(kafka, certificates, user("PLAIN")),
+        Access::sasl(kafka, certificates, user("SCRAM-SHA-256")),
+        Access::sasl(kafka, certificates, user("SCRAM-SHA-512")),
     ];
     // All at once, as below: each waits for handshakes, and for its group.
     join_all(all.iter().map(async |access| {
@@ -142,43 +155,39 @@ async fn messages_are_consumed_by_tls_and_by_every_kind_of_password() {
     .await;
 }
 
-#[tokio::test]
-async fn whatever_is_wrong_is_said_by_the_name_of_the_property() {
-    let certificates = Certificates::for_names("IP:127.0.0.1");
+async fn whatever_is_wrong_is_said_by_the_name_of_the_property(
+    kafka: &SecuredKafka,
+    certificates: &Certificates,
+) {
     let stranger = Certificates::for_names("IP:127.0.0.1");
-    let kafka = SecuredKafka::start(&certificates).await;
     let topic = kafka.new_topic("orders", 1).await;
     let login = |user, password| ("SCRAM-SHA-256", user, password);
     let user = SecuredKafka::USER;
     let password = SecuredKafka::PASSWORD;
     let wrong = [
-        (Access::tls(&kafka, &stranger), "ssl.ca.location"),
+        (Access::tls(kafka, &stranger), "ssl.ca.location"),
         (
-            Access::sasl(&kafka, &stranger, login(user, password)),
+            Access::sasl(kafka, &stranger, login(user, password)),
             "ssl.ca.location",
         ),
         (
-            Access::sasl(&kafka, &certificates, login(user, "wrong")),
+            Access::sasl(kafka, certificates, login(user, "wrong")),
             "sasl.password",
         ),
         (
-            Access::sasl(&kafka, &certificates, login("unknown-user", password)),
+            Access::sasl(kafka, certificates, login("unknown-user", password)),
             "sasl.username",
         ),
         (
-            Access::sasl(
-                &kafka,
-                &certificates,
-                login(SecuredKafka::STRANGER, password),
-            ),
+            Access::sasl(kafka, certificates, login(SecuredKafka::STRANGER, password)),
             "topic",
         ),
         (
-            Access::sasl(&kafka, &certificates, ("GSSAPI", user, password)),
+            Access::sasl(kafka, certificates, ("GSSAPI", user, password)),
             "sasl.mechanism",
         ),
         (
-            Access::sasl(&kafka, &certificates, ("OAUTHBEARER", user, password)),
+            Access::sasl(kafka, certificates, ("OAUTHBEARER", user, password)),
             "sasl.oauthbearer.method",
         ),
     ];
@@ -295,17 +304,15 @@ async fn until_heeded(whole: &Access, group: &str, topic: &str, dead: &str) {
     .await;
 }
 
-// invariant: missing-right
-#[tokio::test]
-async fn each_missing_right_is_an_error_at_start_with_its_command() {
-    let certificates = Certificates::for_names("IP:127.0.0.1");
-    let users = ["whole", "no-group", "no-read", "no-describe", "no-write"];
-    let kafka = SecuredKafka::start_with(&certificates, &users, &[]).await;
+async fn each_missing_right_is_an_error_at_start_with_its_command(
+    kafka: &SecuredKafka,
+    certificates: &Certificates,
+) {
     let topic = kafka.new_topic("orders", 2).await;
     let dead = kafka.new_topic("orders.dead", 1).await;
     let group = unique("billing");
-    grant_all_but_one(&kafka, &group, &topic, &dead).await;
-    let whole = Access::user(&kafka, &certificates, "whole");
+    grant_all_but_one(kafka, &group, &topic, &dead).await;
+    let whole = Access::user(kafka, certificates, "whole");
     until_heeded(&whole, &group, &topic, &dead).await;
     let source = whole.member(&group, &topic);
     open(&source).await;
@@ -323,7 +330,7 @@ async fn each_missing_right_is_an_error_at_start_with_its_command() {
     ];
     join_all(missing.iter().map(async |(user, right, on)| {
         let refusal =
-            refusal_of(&Access::user(&kafka, &certificates, user).member(&group, &topic)).await;
+            refusal_of(&Access::user(kafka, certificates, user).member(&group, &topic)).await;
         let command = format!("--operation {right} {on}");
         assert!(
             refusal.contains("kafka-acls.sh") && refusal.contains(&command),
@@ -331,7 +338,7 @@ async fn each_missing_right_is_an_error_at_start_with_its_command() {
         );
     }))
     .await;
-    let source = Access::user(&kafka, &certificates, "no-write").member(&group, &topic);
+    let source = Access::user(kafka, certificates, "no-write").member(&group, &topic);
     let refusal = source
         .dead_letters(&*dead)
         .open()
