@@ -62,6 +62,11 @@ pub(crate) struct Poller {
     pub(super) seeking: PartitionMap<(Arc<Assignment>, Offset)>,
     /// Partitions that are not read yet, because the commit thread still decides where they begin.
     pub(super) beginning: Vec<Arc<Assignment>>,
+    /// Partitions whose client has left [`PLACEHOLDER`] before it was sought elsewhere, until their
+    /// first message arrives.
+    ///
+    /// [`PLACEHOLDER`]: crate::partitions::assignment::PLACEHOLDER
+    pub(super) left_early: PartitionMap<Arc<Assignment>>,
     /// Positions whose messages were deleted, until the first remaining message of the partition
     /// arrives.
     pub(super) gone_from: PartitionMap<(Partition, i64)>,
@@ -111,6 +116,7 @@ impl Poller {
             crowded: PartitionMap::default(),
             seeking: PartitionMap::default(),
             beginning: Vec::new(),
+            left_early: PartitionMap::default(),
             gone_from: PartitionMap::default(),
             watch,
             rotation,
@@ -182,6 +188,14 @@ impl Poller {
             return;
         };
         if self.is_sought(assignment) {
+            return;
+        }
+        if !self.left_early.is_empty()
+            && self.left_early.remove(assignment.partition()).is_some()
+            && let Some(sought) = assignment.seeks_again_before(borrowed.offset())
+        {
+            let again = (Arc::clone(assignment), Offset::Offset(sought));
+            self.seeking.insert(assignment.partition(), again);
             return;
         }
         let Some(received) = assignment.receive(borrowed.offset()) else {
@@ -270,6 +284,8 @@ impl Poller {
         self.beginning.retain(|assignment| !assignment.has_begun());
         self.batch
             .retain(|fetched| !fetched.assignment.is_revoked());
+        self.left_early
+            .retain(|assignment| !assignment.is_revoked());
         let owned = &self.owned;
         self.gone_from.retain(|(gone, _)| owned.of(gone).is_some());
         if self.held {

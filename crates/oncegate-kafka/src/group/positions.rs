@@ -51,13 +51,13 @@ impl Poller {
     /// Handles a position without messages: they were deleted, or the log was truncated.
     pub(super) fn out_of_range(&mut self, partition: Partition, position: i64) {
         self.refresh();
-        let Some(owned) = self
-            .owned
-            .of(&partition)
-            .filter(|owned| owned.has_begun() && !self.is_sought(owned))
-        else {
+        let Some(owned) = self.owned.of(&partition) else {
             return;
         };
+        if !owned.has_begun() || self.is_sought(owned) {
+            self.left_early.insert(&partition, Arc::clone(owned));
+            return;
+        }
         if let Some(sought) = owned.seeks_again_after(position) {
             tracing::debug!(%partition, position, sought, "the client has left the position that it was sought to");
             let again = (Arc::clone(owned), Offset::Offset(sought));

@@ -267,6 +267,13 @@ impl Assignment {
             .filter(|sought| is_untouched && left == PLACEHOLDER && *sought != PLACEHOLDER)
     }
 
+    /// Returns where the client must seek again before it reads on at `offset`, because it had left
+    /// [`PLACEHOLDER`] by itself before it was sought: the log's beginning may have arrived late.
+    pub(crate) fn seeks_again_before(&self, offset: i64) -> Option<i64> {
+        let sought = self.seeks_again_after(PLACEHOLDER)?;
+        (sought < offset).then_some(sought)
+    }
+
     /// Records that the client has no position in the partition: its next one is from this epoch.
     pub(crate) fn has_no_position(&self) {
         let mut ledger = self.ledger();

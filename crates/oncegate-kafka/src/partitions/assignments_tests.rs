@@ -365,8 +365,12 @@ fn a_client_that_falls_back_to_the_placeholder_seeks_again() {
         None,
         "the client has decided"
     );
+    assert_eq!(held.seeks_again_before(45), Some(40));
+    assert_eq!(held.seeks_again_before(40), None, "it is there");
+    assert_eq!(plain.seeks_again_before(45), None, "the client has decided");
     held.receive(45).expect("ours");
     assert_eq!(held.seeks_again_after(PLACEHOLDER), None, "it is read");
+    assert_eq!(held.seeks_again_before(50), None, "it is read");
 }
 
 // invariant: stall-unreported
