@@ -256,12 +256,12 @@ mod tests {
     fn a_member_that_is_lost_repeats_no_last_commit() {
         let desk = CommitDesk::default();
         let far = Instant::now() + Duration::from_secs(60);
-        let refused = || CommitOutcome::NotOurs("unknown member".to_owned());
+        let refused = CommitOutcome::NotOurs("unknown member".to_owned());
         let lost = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let last = scope.spawn(|| desk.commit_last(far, || lost.load(Ordering::Relaxed)));
             let round = desk.next(Duration::from_secs(60)).expect("an order");
-            desk.finish(round, refused());
+            desk.finish(round, refused.clone());
             let again = loop {
                 let next = desk.next(Duration::from_millis(1)).expect("it is open");
                 if next > round {
@@ -269,7 +269,7 @@ mod tests {
                 }
             };
             lost.store(true, Ordering::Relaxed);
-            desk.finish(again, refused());
+            desk.finish(again, refused);
             assert_eq!(
                 last.join().expect("no panic"),
                 CommitOutcome::Lost("unknown member".to_owned())
