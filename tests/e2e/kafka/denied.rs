@@ -356,7 +356,7 @@ async fn an_unwritable_retry_topic_is_in_the_status(broker: &SecuredKafka, acces
     })
     .await;
     for (group, topic) in [(&group, &topic), (&group_of_later, &later)] {
-        until_committed(&broker, group, topic, &broker.end_offsets(topic).await).await;
+        until_committed(broker, group, topic, &broker.end_offsets(topic).await).await;
     }
     stop.send(()).expect("it runs");
     running.await.unwrap().unwrap();
