@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use std::time::Duration;
 
 use oncegate::core::record::State;
 use oncegate::postgres::{Isolation, PostgresTransaction};
 use oncegate::{Attempt, Failure, Message, Transactional, TransactionalHandler};
-use oncegate_testkit::{Client, Payment};
+use oncegate_testkit::{Client, Payment, until};
 use tokio::sync::{Barrier, Notify};
 
 use crate::place::{Bench, LEASE, Place, key_of};
@@ -258,37 +257,40 @@ async fn a_serialization_failure_under_a_claim_costs_no_attempt() {
     }
 }
 
-/// Takes longer than the time until the first heartbeat.
-struct Slow {
-    disturbed: Disturbed,
-    takes: Duration,
-}
-
-impl TransactionalHandler<PostgresTransaction> for Slow {
-    type Output = String;
-
-    async fn handle(
-        &self,
-        message: &Message,
-        attempt: &Attempt,
-        transaction: &mut PostgresTransaction,
-    ) -> Result<String, Failure> {
-        tokio::time::sleep(self.takes).await;
-        self.disturbed.handle(message, attempt, transaction).await
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_its_own_heartbeats_disturb_names_the_settings() {
     let place = Place::patient(Client::TokioPostgres).await;
-    let slow = Slow {
-        disturbed: Disturbed::of(&place, u32::MAX),
-        takes: LEASE / 20,
+    let inside = Arc::new(Notify::new());
+    let go_on = Arc::new(Notify::new());
+    let meet = Meet {
+        pay: Pay::new(&place, After::Return),
+        inside: Arc::clone(&inside),
+        go_on: Arc::clone(&go_on),
     };
     let transactions = place.postgres().transactions().unwrap();
-    let handler = Transactional::new(transactions.isolation(Isolation::Serializable), slow);
+    let handler = Transactional::new(transactions.isolation(Isolation::Serializable), meet);
     let bench = Bench::of(&[1]);
-    bench.run(place.gate(LEASE / 10).fenced(), handler, 1).await;
+    let key = key_of(&place.scope, 1);
+    let expiry = async || {
+        let read = place.store.read(vec![key.clone()]).await.remove(0);
+        read.unwrap().unwrap().record.expires_at
+    };
+    let after_a_heartbeat = async {
+        loop {
+            inside.notified().await;
+            let begun = expiry().await;
+            until("a heartbeat", 3 * LEASE, async || match expiry().await {
+                now if now == begun => Err("none so far".to_owned()),
+                _ => Ok(()),
+            })
+            .await;
+            go_on.notify_one();
+        }
+    };
+    tokio::select! {
+        () = bench.run(place.gate(LEASE).fenced(), handler, 1) => {}
+        () = after_a_heartbeat => {}
+    }
     assert_eq!(bench.letters.causes(), ["attempts_used_up"]);
     let reason = bench.letters.reasons().remove(0);
     assert!(
