@@ -189,6 +189,9 @@ impl Judgement<'_> {
                 .runs
                 .values()
                 .filter(|run| run.sample == Some(sent.sample));
+            // What the handler did, and not what came between it and the dead letter.
+            let gave_up = runs.clone().any(|run| run.has(Outcome::GaveUp));
+            let cause = if gave_up { "permanent" } else { cause };
             let began = runs.map(|run| run.began).min().unwrap_or(*place);
             let after = self.facts.faults_between(sent.sample, began, *place);
             let what = format!(

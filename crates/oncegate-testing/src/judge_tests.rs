@@ -349,6 +349,22 @@ fn dead_letters_and_unfinished_messages_are_named_unless_poison() {
     .shows(&[]);
 }
 
+/// Its process may end before the dead letter is written.
+// invariant: verdict-from-history
+#[test]
+fn a_handler_that_gave_up_is_the_cause_of_a_late_dead_letter() {
+    let found = HistoryBuilder::default()
+        .sent(1, 1, "k1")
+        .began(1, 1)
+        .ended(1, Outcome::GaveUp)
+        .note(What::DeadLettered {
+            message: 1,
+            cause: "not_handed_over",
+        })
+        .shows(&[Defect::GaveUp]);
+    assert!(found[0].what.contains("(permanent)"), "{}", found[0].what);
+}
+
 // invariant: verdict-from-history
 #[test]
 fn a_run_that_does_not_stop_is_named_and_a_lost_lease_is_not() {
