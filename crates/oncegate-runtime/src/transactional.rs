@@ -286,6 +286,17 @@ pub enum Begun<Tx, Hold> {
     Held,
 }
 
+impl<Tx, Hold> Begun<Tx, Hold> {
+    /// The same with another hold.
+    pub(crate) fn map_hold<T>(self, map: impl FnOnce(Hold) -> T) -> Begun<Tx, T> {
+        match self {
+            Self::Open(transaction, hold) => Begun::Open(transaction, map(hold)),
+            Self::RecordExists => Begun::RecordExists,
+            Self::Held => Begun::Held,
+        }
+    }
+}
+
 /// The result of beginning the transaction of a batch: when it is open, with a hold for each key
 /// that it has taken, in the order of the batch.
 pub type BatchBegun<Tx, Hold> = Begun<Tx, Vec<Option<Hold>>>;

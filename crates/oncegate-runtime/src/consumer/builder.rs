@@ -19,13 +19,13 @@ use super::breaker::Breaker;
 use super::dead_letter_limit::DeadLetterLimit;
 use super::error::ConsumerError;
 use super::monitor::{Life, Monitor, WorkerReport};
+use super::route_handler::{ConsumerHandler, RouteHandler};
 #[cfg(feature = "otel")]
 use super::settings::TraceParent;
 use super::settings::{
     BadKeys, ConsumerSettings, Ordering, ReturnedLetters, RouteTerms, TransactionalTerms,
 };
 use super::start::consume_until;
-use super::work::{ConsumerHandler, Work};
 
 mod opening;
 
@@ -36,7 +36,7 @@ mod opening;
 /// cannot tell, it does not acknowledge.
 pub struct Consumer {
     source: Arc<dyn Source>,
-    routes: Vec<(Option<String>, Gate, Work)>,
+    routes: Vec<(Option<String>, Gate, RouteHandler)>,
     dead_letters: Option<Arc<dyn DeadLetters>>,
     observer: Arc<dyn Observer>,
     settings: ConsumerSettings,
@@ -51,7 +51,7 @@ impl Consumer {
     pub fn new(source: impl Source + 'static, gate: Gate, handler: impl ConsumerHandler) -> Self {
         Self {
             source: Arc::new(source),
-            routes: vec![(None, gate, handler.into_work())],
+            routes: vec![(None, gate, handler.erased())],
             dead_letters: None,
             observer: Arc::new(Counters::default()),
             settings: ConsumerSettings::DEFAULT,
@@ -69,7 +69,7 @@ impl Consumer {
         handler: impl ConsumerHandler,
     ) -> Self {
         self.routes
-            .push((Some(route.into()), gate, handler.into_work()));
+            .push((Some(route.into()), gate, handler.erased()));
         self
     }
 
@@ -301,12 +301,12 @@ impl Consumer {
     fn check_settings(&self) -> Result<(), ConsumerError> {
         let mut findings = self.settings.check();
         let has_retry_topics = self.source.retry_queue().is_some();
-        for (_, gate, work) in &self.routes {
+        for (_, gate, handler) in &self.routes {
             findings.extend(self.settings.check_route(&RouteTerms {
                 scope: gate.scope(),
                 key: gate.key(),
                 gate: &gate.settings,
-                batch: work.limits.as_ref(),
+                batch: handler.limits.as_ref(),
                 has_retry_topics,
             }));
         }
@@ -314,11 +314,11 @@ impl Consumer {
             return Err(ConsumerError::Settings(what));
         }
         self.check_routes()?;
-        let transactional = self.routes.iter().filter_map(|(_, gate, work)| {
+        let transactional = self.routes.iter().filter_map(|(_, gate, handler)| {
             Some(TransactionalTerms {
                 gate,
-                limit: work.limit()?,
-                is_batched: work.limits.is_some(),
+                limit: handler.limit()?,
+                is_batched: handler.limits.is_some(),
             })
         });
         self.settings.check_transactional(transactional)

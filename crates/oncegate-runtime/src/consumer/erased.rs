@@ -21,11 +21,13 @@ pub(super) trait ErasedTransactional: ErasedHandler {
 
     fn sessions(&self) -> Arc<dyn Sessions>;
 
-    /// Runs the key's first attempt, which makes no claim.
-    fn run(&self, run: Arc<TransactionRun>) -> BoxFuture<'_, TransactionEnd>;
+    /// Runs first attempts, which make no claims, in one transaction. `call` is what the call of a
+    /// batch is for, and `None` for a message that is in no batch.
+    fn run(&self, runs: Vec<Arc<TransactionRun>>, call: Option<BatchCall>)
+    -> BoxFuture<'_, RunEnd>;
 }
 
-/// The end of a run without a claim.
+/// The end of a run without a claim, for one message.
 #[derive(Debug)]
 pub(super) enum TransactionEnd {
     /// Effect and COMPLETED are committed.
@@ -50,15 +52,8 @@ pub(super) enum TransactionEnd {
     Unknown(StoreError),
 }
 
-/// A [`Transactional::batched`](crate::Transactional::batched) with its types erased.
-pub(super) trait ErasedTransactionalBatches: Send + Sync {
-    /// Runs first attempts, which make no claims, in one transaction.
-    fn run_batch(&self, runs: Vec<Arc<TransactionRun>>, call: BatchCall)
-    -> BoxFuture<'_, BatchEnd>;
-}
-
-/// The end of one transaction of a batch.
-pub(super) struct BatchEnd {
+/// The end of one transaction, for each of its messages.
+pub(super) struct RunEnd {
     /// In the order of the messages; `None` for a message that belongs to the rest.
     pub(super) ends: Vec<Option<TransactionEnd>>,
     /// Nothing of the rest is done, and its transaction is rolled back.
@@ -67,7 +62,7 @@ pub(super) struct BatchEnd {
     pub(super) took: Duration,
 }
 
-/// The reason why the rest of a batch has not ended by a transaction.
+/// The reason why the rest of the messages has not ended by a transaction.
 #[derive(Debug)]
 pub(super) enum Rest {
     /// Other messages have failed: the rest runs again without them.
@@ -83,7 +78,7 @@ pub(super) enum Rest {
     },
 }
 
-impl BatchEnd {
+impl RunEnd {
     pub(super) fn all(count: usize, end: impl Fn() -> TransactionEnd) -> Self {
         let ends = std::iter::repeat_with(|| Some(end())).take(count).collect();
         Self {

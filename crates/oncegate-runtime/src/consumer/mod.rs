@@ -13,8 +13,8 @@
 //! | layer | files |
 //! |---|---|
 //! | the consumer and its life | `builder`, `start`, `run`, `monitor` |
-//! | what runs | `intake`, `prepare`, `engine`, `unit`, `settle`, `answer`, `returned_letter`, `breaker_mark` |
-//! | what they share | `member`, `item`, `progress`, `shared`, `session`, `transactional`, `work`, `erased`, `end`, `trace`, `in_flight` |
+//! | what runs | `intake`, `prepare`, `engine`, `unit`, `settle`, `returned_letter`, `breaker_mark` |
+//! | what they share | `member`, `item`, `progress`, `shared`, `session`, `transactional`, `route_handler`, `erased`, `end`, `trace`, `in_flight` |
 //! | without I/O: rules and records | `split`, `settings`, `error`, `positions`, `watch`, `breaker`, `dead_letter_limit`, `retry_writes`, `schedule`, `lanes` |
 //!
 //! A message in the engine is in exactly one `MessageState`; only `schedule` changes it, and all
@@ -48,7 +48,6 @@
 //!   nothing has happened, and another attempt could run beside the old one. A worker that does not
 //!   answer ends this way.
 
-mod answer;
 mod breaker;
 mod breaker_mark;
 mod builder;
@@ -68,6 +67,7 @@ mod prepare;
 mod progress;
 mod retry_writes;
 mod returned_letter;
+mod route_handler;
 mod run;
 mod schedule;
 mod session;
@@ -80,15 +80,14 @@ mod trace;
 mod transactional;
 mod unit;
 mod watch;
-mod work;
 
 pub use breaker::Breaker;
 pub use builder::Consumer;
 pub use dead_letter_limit::DeadLetterLimit;
 pub use error::ConsumerError;
 pub use monitor::Monitor;
+pub use route_handler::{Batched, ConsumerHandler};
 #[cfg(feature = "otel")]
 pub use settings::TraceParent;
 pub use settings::{BadKeys, ConsumerSettings, Ordering, ReturnedLetters, RouteTerms};
 pub use transactional::Transactional;
-pub use work::{Batched, ConsumerHandler};

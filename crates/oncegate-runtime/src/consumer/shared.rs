@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::breaker::Switch;
 use super::dead_letter_limit::DeadLetterGuard;
-use super::erased::{ErasedTransactional, ErasedTransactionalBatches};
+use super::erased::ErasedTransactional;
 use super::in_flight::InFlight;
 use super::retry_writes::RetryWrites;
 use super::session::Session;
@@ -36,40 +36,30 @@ pub(super) struct Route {
     pub(super) limits: Option<BatchLimits>,
     /// The same handler, if it takes batches whose messages are claimed one by one.
     pub(super) batches: Option<Arc<dyn ErasedBatchHandler>>,
-    /// The work for runs without a claim, if it is transactional.
+    /// For runs without a claim, if the handler is transactional.
     pub(super) transactional: Option<TransactionalRoute>,
     pub(super) breaker: Switch,
 }
 
 /// The parts that a route needs to run first attempts without a claim.
 pub(super) struct TransactionalRoute {
-    pub(super) work: Arc<dyn ErasedTransactional>,
-    /// The same, if a transaction has many messages.
-    pub(super) batches: Option<Arc<dyn ErasedTransactionalBatches>>,
+    pub(super) handler: Arc<dyn ErasedTransactional>,
     pub(super) session: Arc<Session>,
 }
 
 impl TransactionalRoute {
-    pub(super) fn new(
-        work: Arc<dyn ErasedTransactional>,
-        batches: Option<Arc<dyn ErasedTransactionalBatches>>,
-        gate: &OpenGate,
-    ) -> Self {
+    pub(super) fn new(handler: Arc<dyn ErasedTransactional>, gate: &OpenGate) -> Self {
         let session = Session::new(
             gate.scope_name().clone(),
             gate.random_number(),
-            work.sessions(),
+            handler.sessions(),
         );
-        Self {
-            work,
-            batches,
-            session,
-        }
+        Self { handler, session }
     }
 
     /// Checks that its transactions are those of the gate's store, and begins the session.
     pub(super) async fn open(&self, gate: &OpenGate) -> Result<(), GateError> {
-        let theirs = self.work.descriptor(gate.scope_name().clone()).await?;
+        let theirs = self.handler.descriptor(gate.scope_name().clone()).await?;
         if !gate.is_described_by(theirs.as_deref()).await? {
             return Err(GateError::Settings {
                 scope: gate.scope().to_owned(),

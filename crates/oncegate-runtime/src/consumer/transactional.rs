@@ -3,15 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::work::{ConsumerHandler, Work, sealed};
+use super::route_handler::{ConsumerHandler, RouteHandler, sealed};
 use crate::batch::BatchLimits;
 use crate::transactional::{TransactionalBatchHandler, TransactionalHandler, Transactions};
 
-mod batches;
-mod single;
+mod run;
 
-use batches::OfOne;
-use single::{Erased, Pair};
+use run::{Erased, Pair, Single};
 
 /// A [`TransactionalHandler`] with the database that opens its transactions; pass it to
 /// [`Consumer::new`](crate::Consumer::new) or [`route`](crate::Consumer::route) in the place of a
@@ -53,8 +51,8 @@ use single::{Erased, Pair};
 /// ```
 pub struct Transactional {
     limit: Duration,
-    /// Makes the work of a handler, with this limit.
-    make: Box<dyn FnOnce(Duration) -> Work + Send + Sync>,
+    /// Erases the types, with this limit.
+    make: Box<dyn FnOnce(Duration) -> RouteHandler + Send + Sync>,
 }
 
 impl Transactional {
@@ -66,16 +64,7 @@ impl Transactional {
         database: D,
         handler: impl TransactionalHandler<D::Transaction>,
     ) -> Self {
-        Self::of(move |limit| {
-            let work = Arc::new(Erased {
-                pair: Arc::new(Pair { database, handler }),
-                limit,
-            });
-            Work {
-                transactional: Some(Arc::clone(&work) as _),
-                ..Work::of(work)
-            }
-        })
+        Self::of(database, None, Single(handler))
     }
 
     /// The handler, in transactions of this database that have a batch within these limits each.
@@ -112,25 +101,25 @@ impl Transactional {
         limits: BatchLimits,
         handler: impl TransactionalBatchHandler<D::Transaction>,
     ) -> Self {
-        Self::of(move |limit| {
-            let pair = Arc::new(Pair {
-                database,
-                handler: OfOne(handler),
-            });
-            let work = Arc::new(Erased { pair, limit });
-            Work {
-                limits: Some(limits),
-                transactional: Some(Arc::clone(&work) as _),
-                transactional_batches: Some(Arc::clone(&work) as _),
-                ..Work::of(work)
-            }
-        })
+        Self::of(database, Some(limits), handler)
     }
 
-    fn of(make: impl FnOnce(Duration) -> Work + Send + Sync + 'static) -> Self {
+    fn of<D: Transactions>(
+        database: D,
+        limits: Option<BatchLimits>,
+        handler: impl TransactionalBatchHandler<D::Transaction>,
+    ) -> Self {
+        let pair = Arc::new(Pair { database, handler });
         Self {
             limit: Self::DEFAULT_LIMIT,
-            make: Box::new(make),
+            make: Box::new(move |limit| {
+                let handler = Arc::new(Erased { pair, limit });
+                RouteHandler {
+                    limits,
+                    transactional: Some(Arc::clone(&handler) as _),
+                    ..RouteHandler::of(handler)
+                }
+            }),
         }
     }
 
@@ -158,7 +147,7 @@ impl std::fmt::Debug for Transactional {
 impl ConsumerHandler for Transactional {}
 
 impl sealed::Sealed for Transactional {
-    fn into_work(self) -> Work {
+    fn erased(self) -> RouteHandler {
         (self.make)(self.limit)
     }
 }

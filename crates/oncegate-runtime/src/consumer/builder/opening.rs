@@ -16,12 +16,12 @@ use crate::consumer::breaker::Switch;
 use crate::consumer::dead_letter_limit::DeadLetterGuard;
 use crate::consumer::error::ConsumerError;
 use crate::consumer::in_flight::InFlight;
+use crate::consumer::route_handler::RouteHandler;
 use crate::consumer::settings::ConsumerSettings;
 use crate::consumer::shared::{Route, Shared, TransactionalRoute};
 use crate::consumer::start::{Opened, Waiting};
 use crate::consumer::trace::Spans;
 use crate::consumer::watch::Watch;
-use crate::consumer::work::Work;
 use crate::gate::{Gate, OpenGate};
 use crate::health::FailureLog;
 
@@ -46,9 +46,16 @@ impl Consumer {
         };
         let settings = self.settings;
         let mut routes = Vec::new();
-        for (number, (name, gate, work)) in self.routes.drain(..).enumerate() {
-            let gate = configured(gate, &work, &settings, &waiting);
-            let opened = open_route(number, gate, work, &settings, &waiting, shutdown.as_mut());
+        for (number, (name, gate, handler)) in self.routes.drain(..).enumerate() {
+            let gate = configured(gate, &handler, &settings, &waiting);
+            let opened = open_route(
+                number,
+                gate,
+                handler,
+                &settings,
+                &waiting,
+                shutdown.as_mut(),
+            );
             let Some(route) = opened.await? else {
                 return Ok(None);
             };
@@ -93,8 +100,13 @@ impl Consumer {
 }
 
 /// Passes the consumer's settings on to a gate.
-fn configured(mut gate: Gate, work: &Work, settings: &ConsumerSettings, waiting: &Waiting) -> Gate {
-    if work.limit().is_some() {
+fn configured(
+    mut gate: Gate,
+    handler: &RouteHandler,
+    settings: &ConsumerSettings,
+    waiting: &Waiting,
+) -> Gate {
+    if handler.limit().is_some() {
         gate = gate.transactional();
     }
     gate.set_observer(Arc::clone(&waiting.observer));
@@ -114,7 +126,7 @@ fn configured(mut gate: Gate, work: &Work, settings: &ConsumerSettings, waiting:
 async fn open_route(
     number: usize,
     gate: Gate,
-    work: Work,
+    handler: RouteHandler,
     settings: &ConsumerSettings,
     waiting: &Waiting,
     mut shutdown: Pin<&mut (impl Future<Output = ()> + Send)>,
@@ -126,15 +138,13 @@ async fn open_route(
     let gate = Arc::clone(gate.opened().await?);
     tell_of(&gate);
     let breaker = Switch::new(settings.breaker.on.then_some(settings.breaker), &gate);
-    let Work {
+    let RouteHandler {
         handler,
         limits,
         batches,
         transactional,
-        transactional_batches,
-    } = work;
-    let transactional =
-        transactional.map(|work| TransactionalRoute::new(work, transactional_batches, &gate));
+    } = handler;
+    let transactional = transactional.map(|handler| TransactionalRoute::new(handler, &gate));
     if let Some(transactional) = &transactional
         && let Opened::No = waiting
             .until_session_begins(transactional, &gate, shutdown)

@@ -10,7 +10,6 @@ use oncegate_core::store::StoreError;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{Instrument as _, info, warn};
 
-use super::super::answer::answer;
 use super::super::end::{BUSY_BACKOFF, End};
 use super::super::item::{Item, Probe};
 use super::super::member::{Ended, Member, Permit};
@@ -18,6 +17,7 @@ use super::super::returned_letter;
 use super::super::schedule::Shard;
 use super::super::settle::settle;
 use super::super::shared::Shared;
+use super::duplicate::answer;
 use super::finish::{failed, used_up};
 use super::tasks::{Granted, Tasks};
 use super::{batch, calls};

@@ -16,16 +16,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::answer::answer;
 use super::end::End;
 use super::member::{Ended, Member};
 use super::settle::settle;
-use super::shared::{Shared, TransactionalRoute};
+use super::shared::Shared;
 use crate::dead_letters::DeadLetterCause;
 
 mod batch;
 mod calls;
 mod claims;
+mod duplicate;
 mod finish;
 mod tasks;
 mod transaction;
@@ -33,6 +33,7 @@ mod transaction;
 pub(super) use tasks::Tasks;
 
 use claims::Purpose;
+use duplicate::answer;
 
 /// Starts a unit.
 pub(super) fn start(tasks: &Arc<Tasks>, members: Vec<Member>) {
@@ -78,14 +79,11 @@ async fn run(tasks: Arc<Tasks>, members: Vec<Member>) -> Vec<Ended> {
         return ended;
     };
     let route = Arc::clone(&first.item.route);
-    let is_batch = first.is_in_batch();
     match &route.transactional {
         None => claims::run(&tasks, started, Purpose::Run, ended).await,
-        Some(TransactionalRoute {
-            batches: Some(caller),
-            ..
-        }) if is_batch => transaction::run_batch(&tasks, caller, started, ended).await,
-        Some(transactional) => transaction::run_each(&tasks, transactional, started, ended).await,
+        Some(transactional) => {
+            transaction::run(&tasks, &transactional.handler, started, ended).await
+        }
     }
 }
 

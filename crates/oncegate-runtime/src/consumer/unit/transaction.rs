@@ -10,74 +10,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate_core::store::StoreError;
-use tokio::time::Instant;
-use tracing::Instrument as _;
 
 use super::super::end::End;
-use super::super::erased::{ErasedTransactionalBatches, TransactionEnd};
+use super::super::erased::ErasedTransactional;
 use super::super::item::Item;
 use super::super::member::{Ended, Member};
 use super::super::progress::Progress;
 use super::super::session::UnitListing;
-use super::super::shared::TransactionalRoute;
 use super::claims::{self, Purpose};
 use super::tasks::Tasks;
 use crate::gate::{OnGrant, TransactionRun};
 use crate::handler::BoxFuture;
-use crate::health::{Stage, WaitCause};
+use crate::health::WaitCause;
 
 mod follow;
 mod members;
 
-use follow::{InTransaction, follow};
-use members::{TransactionMembers, claim_apart};
-
-/// Runs each member in a transaction of its own, if nothing is known of its key.
-pub(super) async fn run_each(
-    tasks: &Arc<Tasks>,
-    transactional: &TransactionalRoute,
-    members: Vec<Member>,
-    mut ended: Vec<Ended>,
-) -> Vec<Ended> {
-    let mut listing = UnitListing::default();
-    let mut to_claim = Vec::new();
-    for mut member in members {
-        let run = match prepare(&mut listing, &mut member.item).await {
-            ControlFlow::Continue(Some(run)) => run,
-            ControlFlow::Continue(None) => {
-                to_claim.push(member);
-                continue;
-            }
-            ControlFlow::Break(end) => {
-                tasks.settle(&mut ended, member, end);
-                continue;
-            }
-        };
-        let run = Arc::new(run);
-        let span = tasks
-            .shared
-            .spans
-            .unclaimed(&member.item.delivery.message, run.store_key());
-        member.item.enter(Stage::Running, Instant::now());
-        let running = transactional.work.run(Arc::clone(&run));
-        let end = until_lost(&member.item, &run, running)
-            .instrument(span.clone())
-            .await;
-        to_claim.extend(follow(
-            tasks,
-            InTransaction { member, run, span },
-            end,
-            &mut ended,
-        ));
-    }
-    claims::run(tasks, to_claim, Purpose::Run, ended).await
-}
+use follow::InTransaction;
+use members::TransactionMembers;
 
 /// Runs the members in one transaction. What fails it runs again without the message that made it
-/// fail. What cannot be in one runs alone, and later.
-pub(super) async fn run_batch(
+/// fail. A member that cannot be in a batch runs alone, and later.
+pub(super) async fn run(
     tasks: &Arc<Tasks>,
-    caller: &Arc<dyn ErasedTransactionalBatches>,
+    handler: &Arc<dyn ErasedTransactional>,
     members: Vec<Member>,
     mut ended: Vec<Ended>,
 ) -> Vec<Ended> {
@@ -100,7 +56,8 @@ pub(super) async fn run_batch(
             // Another attempt, or another process, may have ended with it. It is not claimed here:
             // that would cost it an attempt if one of its neighbours ended this process.
             ControlFlow::Continue(None)
-                if matches!(member.item.past.progress, Progress::NeedsClaim) =>
+                if member.is_in_batch()
+                    && matches!(member.item.past.progress, Progress::NeedsClaim) =>
             {
                 member.item.past.runs_alone = true;
                 let end = End::NotNow {
@@ -113,11 +70,12 @@ pub(super) async fn run_batch(
             ControlFlow::Break(end) => tasks.settle(&mut ended, member, end),
         }
     }
-    tasks.report(&mut ended);
-    if !to_claim.is_empty() {
-        claim_apart(tasks, to_claim);
+    if begun.is_empty() {
+        return claim(tasks, to_claim, ended).await;
     }
-    TransactionMembers::of(tasks, caller, begun).run().await
+    tasks.report(&mut ended);
+    claim_apart(tasks, to_claim);
+    TransactionMembers::of(tasks, handler, begun).run().await
 }
 
 /// Returns the right to run without a claim; `None` if the key must be claimed.
@@ -144,7 +102,7 @@ async fn prepare(
         .route
         .transactional
         .as_ref()
-        .map(|transactional| transactional.work.limit())
+        .map(|transactional| transactional.handler.limit())
     else {
         return ControlFlow::Continue(None);
     };
@@ -171,23 +129,24 @@ async fn is_suspect(listing: &mut UnitListing, item: &Item) -> Result<bool, Stor
     }
 }
 
-/// Waits for the end of the transaction, which is rolled back when the broker takes the message
-/// away.
-async fn until_lost(
-    item: &Item,
-    run: &TransactionRun,
-    running: BoxFuture<'_, TransactionEnd>,
-) -> TransactionEnd {
-    let Some(lost) = item.delivery.ack_handle.lost() else {
-        return running.await;
+/// Claims the keys of members that run without a transaction of this unit: alone under their
+/// claims, or later if they are in a batch.
+async fn claim(tasks: &Arc<Tasks>, members: Vec<Member>, ended: Vec<Ended>) -> Vec<Ended> {
+    let purpose = match members.first() {
+        Some(member) if member.is_in_batch() => Purpose::Inspect,
+        _ => Purpose::Run,
     };
-    let mut running = running;
-    tokio::select! {
-        biased;
-        end = &mut running => end,
-        () = lost => {
-            run.discarded().cancel();
-            running.await
-        }
+    claims::run(tasks, members, purpose, ended).await
+}
+
+/// The same, while transactions of the unit go on.
+fn claim_apart(tasks: &Arc<Tasks>, members: Vec<Member>) {
+    if members.is_empty() {
+        return;
     }
+    let others = Arc::clone(tasks);
+    tasks.spawn(
+        Box::pin(async move { claim(&others, members, Vec::new()).await })
+            as BoxFuture<'static, Vec<Ended>>,
+    );
 }

@@ -1,4 +1,4 @@
-//! The members of a unit in the transactions of a batch handler.
+//! The members of a unit in their transactions: one of all, and others for what is left of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,14 +6,14 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, sleep};
-use tracing::info;
+use tracing::{Instrument as _, Span, info};
 
 use super::follow::{InTransaction, follow};
+use super::{claim, claim_apart};
 use crate::consumer::end::BUSY_BACKOFF;
-use crate::consumer::erased::{BatchEnd, ErasedTransactionalBatches, Rest, TransactionEnd};
+use crate::consumer::erased::{ErasedTransactional, Rest, RunEnd, TransactionEnd};
 use crate::consumer::member::{Ended, Member};
 use crate::consumer::split::{Blame, NextStep, Part, Split, blame};
-use crate::consumer::unit::claims::{self, Purpose};
 use crate::consumer::unit::tasks::Tasks;
 use crate::gate::TransactionRun;
 use crate::handler::BoxFuture;
@@ -21,10 +21,10 @@ use crate::health::Stage;
 use crate::observe::{BatchCall, Event, RunOutcome};
 use crate::transactional::Excuse;
 
-/// The members of a batch, each until its end is known.
+/// The members of a unit, each until its end is known.
 pub(super) struct TransactionMembers<'a> {
     tasks: &'a Arc<Tasks>,
-    caller: &'a Arc<dyn ErasedTransactionalBatches>,
+    handler: &'a Arc<dyn ErasedTransactional>,
     members: Vec<Option<InTransaction>>,
     /// Resolves when the broker has taken a member away.
     lost: FuturesUnordered<BoxFuture<'static, ()>>,
@@ -35,7 +35,7 @@ pub(super) struct TransactionMembers<'a> {
 impl<'a> TransactionMembers<'a> {
     pub(super) fn of(
         tasks: &'a Arc<Tasks>,
-        caller: &'a Arc<dyn ErasedTransactionalBatches>,
+        handler: &'a Arc<dyn ErasedTransactional>,
         begun: Vec<InTransaction>,
     ) -> Self {
         let began = Instant::now();
@@ -54,7 +54,7 @@ impl<'a> TransactionMembers<'a> {
         let members = begun.into_iter().map(Some).collect();
         Self {
             tasks,
-            caller,
+            handler,
             members,
             lost,
             ended: Vec::new(),
@@ -68,10 +68,7 @@ impl<'a> TransactionMembers<'a> {
         while let Some((mut part, call)) = split.next_part() {
             // What the transaction before has ended does not wait for this one.
             self.tasks.report(&mut self.ended);
-            let to_claim = std::mem::take(&mut self.to_claim);
-            if !to_claim.is_empty() {
-                claim_apart(self.tasks, to_claim);
-            }
+            claim_apart(self.tasks, std::mem::take(&mut self.to_claim));
             let Some(rest) = self.run_one(&mut part, call, &mut split).await else {
                 continue;
             };
@@ -98,7 +95,7 @@ impl<'a> TransactionMembers<'a> {
                 }
             }
         }
-        claims::run(self.tasks, self.to_claim, Purpose::Inspect, self.ended).await
+        claim(self.tasks, self.to_claim, self.ended).await
     }
 
     /// Runs one transaction. Returns why it has not ended those that are left in `part`.
@@ -121,11 +118,15 @@ impl<'a> TransactionMembers<'a> {
         let members = part.members.iter().filter_map(|place| self.get(*place));
         let runs: Vec<Arc<TransactionRun>> =
             members.map(|running| Arc::clone(&running.run)).collect();
-        if runs.is_empty() {
-            return None;
-        }
-        let mut running = self.caller.run_batch(runs, call);
-        let BatchEnd { ends, rest, took } = loop {
+        let first = self.get(*part.members.first()?)?;
+        // The handler of a batch runs in a span of its own.
+        let (call, span) = if first.member.is_in_batch() {
+            (Some(call), Span::none())
+        } else {
+            (None, first.span.clone())
+        };
+        let mut running = self.handler.run(runs, call).instrument(span);
+        let RunEnd { ends, rest, took } = loop {
             tokio::select! {
                 biased;
                 end = &mut running => break end,
@@ -236,12 +237,4 @@ impl Rest {
             Self::Held | Self::RunAgain => TransactionEnd::Held,
         }
     }
-}
-
-/// Claims the keys of a batch's members while its transactions go on.
-pub(super) fn claim_apart(tasks: &Arc<Tasks>, members: Vec<Member>) {
-    let others = Arc::clone(tasks);
-    tasks.spawn(Box::pin(async move {
-        claims::run(&others, members, Purpose::Inspect, Vec::new()).await
-    }) as BoxFuture<'static, Vec<Ended>>);
 }

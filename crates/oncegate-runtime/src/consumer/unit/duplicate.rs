@@ -8,8 +8,8 @@ use futures_util::FutureExt;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::end::End;
-use super::item::Item;
+use super::super::end::End;
+use super::super::item::Item;
 use crate::gate::Unfetched;
 use crate::health::WaitCause;
 use crate::observe::Event;

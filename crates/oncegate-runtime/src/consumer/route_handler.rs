@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::erased::{ErasedTransactional, ErasedTransactionalBatches};
+use super::erased::ErasedTransactional;
 use crate::batch::{BatchHandler, BatchLimits, ErasedBatchHandler, ErasedBatches};
 use crate::handler::{ErasedHandler, Handler};
 
@@ -23,39 +23,37 @@ pub(super) mod sealed {
     /// Keeps other crates from implementing [`ConsumerHandler`](super::ConsumerHandler).
     pub trait Sealed {
         /// Erases the type of the handler.
-        fn into_work(self) -> super::Work;
+        fn erased(self) -> super::RouteHandler;
     }
 }
 
 impl<H: Handler> sealed::Sealed for H {
-    fn into_work(self) -> Work {
-        Work::of(Arc::new(self))
+    fn erased(self) -> RouteHandler {
+        RouteHandler::of(Arc::new(self))
     }
 }
 
 /// A handler of any kind, with its type erased.
-pub struct Work {
+pub struct RouteHandler {
     /// For duplicates, and for runs of one message under a claim.
     pub(super) handler: Arc<dyn ErasedHandler>,
     /// The limits of its batches, if it takes batches.
     pub(super) limits: Option<BatchLimits>,
     /// For calls with many messages under their claims.
     pub(super) batches: Option<Arc<dyn ErasedBatchHandler>>,
-    /// For runs without a claim, in a transaction.
+    /// For runs without a claim, in a transaction of one message or of a batch.
     pub(super) transactional: Option<Arc<dyn ErasedTransactional>>,
-    /// The same with many messages.
-    pub(super) transactional_batches: Option<Arc<dyn ErasedTransactionalBatches>>,
 }
 
-impl std::fmt::Debug for Work {
+impl std::fmt::Debug for RouteHandler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Work")
+        f.debug_struct("RouteHandler")
             .field("limit", &self.limit())
             .finish_non_exhaustive()
     }
 }
 
-impl Work {
+impl RouteHandler {
     /// A handler for one message at a time, which runs under claims.
     pub(super) fn of(handler: Arc<dyn ErasedHandler>) -> Self {
         Self {
@@ -63,13 +61,12 @@ impl Work {
             limits: None,
             batches: None,
             transactional: None,
-            transactional_batches: None,
         }
     }
 
     /// The limit of its transactions, if it is transactional.
     pub(super) fn limit(&self) -> Option<Duration> {
-        self.transactional.as_ref().map(|work| work.limit())
+        self.transactional.as_ref().map(|handler| handler.limit())
     }
 }
 
@@ -94,19 +91,19 @@ impl Work {
 /// ```
 pub struct Batched {
     limits: BatchLimits,
-    work: Work,
+    erased: RouteHandler,
 }
 
 impl Batched {
     /// The handler, with batches within these limits.
     pub fn new(limits: BatchLimits, handler: impl BatchHandler) -> Self {
         let handler = Arc::new(ErasedBatches(handler));
-        let work = Work {
+        let erased = RouteHandler {
             limits: Some(limits),
             batches: Some(Arc::clone(&handler) as _),
-            ..Work::of(handler)
+            ..RouteHandler::of(handler)
         };
-        Self { limits, work }
+        Self { limits, erased }
     }
 }
 
@@ -121,7 +118,7 @@ impl std::fmt::Debug for Batched {
 impl ConsumerHandler for Batched {}
 
 impl sealed::Sealed for Batched {
-    fn into_work(self) -> Work {
-        self.work
+    fn erased(self) -> RouteHandler {
+        self.erased
     }
 }
