@@ -66,19 +66,19 @@ pub(super) async fn serve<E: Send + 'static>(
     let mut waited = false;
     loop {
         // A claimed request runs at once, so a permit is needed first.
-        let Some(place) = layer.tasks.place() else {
+        let Some(permit) = layer.tasks.permit() else {
             return Ok(layer.refuse(&Problem::Overloaded));
         };
         let retry_in = match layer.knock(&parts, &caller, &body).await {
             Door::Open(lease) => {
                 let request = Request::from_parts(parts, Body::from(body));
-                return run::start(layer, (place, memory), lease, request, handle).await;
+                return run::start(layer, (permit, memory), lease, request, handle).await;
             }
             Door::Answered(response) => return Ok(response),
             Door::FailOpen => return handle(Request::from_parts(parts, Body::from(body))).await,
             Door::Busy { retry_in } => retry_in,
         };
-        drop(place);
+        drop(permit);
         // A key that was released is due a moment later; waiting is better than a refusal.
         let is_due = retry_in <= FIRST_WAIT && !waited;
         if !is_due && Instant::now() + wait > give_up_at {

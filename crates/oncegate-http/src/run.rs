@@ -21,7 +21,7 @@ use super::door::Handle;
 use super::policy::{Decision, Settle};
 use super::problem::{Cause, GivenUp, Problem};
 use super::response::{StoredResponse, mark_expiry};
-use super::tasks::Place;
+use super::tasks::Permit;
 use oncegate_runtime::attempt::CANCELLATION_GRACE;
 use oncegate_runtime::codec::Raw;
 use oncegate_runtime::gate::{Completion, Entry, Lease};
@@ -53,7 +53,7 @@ impl<E> Waiting<E> {
 /// stop the task.
 pub(super) async fn start<E: Send + 'static>(
     layer: Arc<IdempotencyLayer>,
-    (place, memory): (Place, OccupiedMemory),
+    (permit, memory): (Permit, OccupiedMemory),
     lease: Lease,
     request: Request<Body>,
     handle: Handle<E>,
@@ -65,7 +65,7 @@ pub(super) async fn start<E: Send + 'static>(
             client: Some(client),
         },
     };
-    layer.tasks.spawn(place, async move {
+    layer.tasks.spawn(permit, async move {
         run.run(lease, request, handle).await;
         drop(memory);
     });

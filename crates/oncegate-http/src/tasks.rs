@@ -16,7 +16,7 @@ const CUT_OFF_GRACE: Duration = Duration::from_secs(1);
 
 /// A permit to run a handler; [`drain`](Tasks::drain) waits for it.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Permit {
     _permit: OwnedSemaphorePermit,
     _tracked: TaskTrackerToken,
 }
@@ -24,32 +24,32 @@ pub(super) struct Place {
 /// Runs handlers in tasks, so that a client that disconnects does not stop its handler.
 #[derive(Debug)]
 pub(super) struct Tasks {
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     running: TaskTracker,
     cut_off: CancellationToken,
 }
 
 impl Tasks {
     pub(super) fn new(max_in_flight: usize) -> Self {
-        let places = Arc::new(Semaphore::new(max_in_flight.min(Semaphore::MAX_PERMITS)));
+        let permits = Arc::new(Semaphore::new(max_in_flight.min(Semaphore::MAX_PERMITS)));
         Self {
-            places,
+            permits,
             running: TaskTracker::new(),
             cut_off: CancellationToken::new(),
         }
     }
 
     /// Takes a permit; `None` when there is none left, or when the service stops.
-    pub(super) fn place(&self) -> Option<Place> {
+    pub(super) fn permit(&self) -> Option<Permit> {
         let tracked = self.running.token();
-        let permit = Arc::clone(&self.places).try_acquire_owned().ok()?;
-        Some(Place {
+        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+        Some(Permit {
             _permit: permit,
             _tracked: tracked,
         })
     }
 
-    pub(super) fn spawn(&self, place: Place, work: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn spawn(&self, permit: Permit, work: impl Future<Output = ()> + Send + 'static) {
         let cut_off = self.cut_off.clone();
         let work = async move {
             tokio::select! {
@@ -57,7 +57,7 @@ impl Tasks {
                 () = cut_off.cancelled() => {}
                 () = work => {}
             }
-            drop(place);
+            drop(permit);
         };
         // A drain waits for this permit.
         drop(tokio::spawn(work.in_current_span()));
@@ -66,7 +66,7 @@ impl Tasks {
     /// Stops new handlers, waits for the running ones, and cancels those that still run after
     /// `deadline`. Returns how many were cancelled.
     pub(super) async fn drain(&self, deadline: Duration) -> usize {
-        self.places.close();
+        self.permits.close();
         self.running.close();
         if timeout(deadline, self.running.wait()).await.is_ok() {
             return 0;

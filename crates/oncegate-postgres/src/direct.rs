@@ -15,13 +15,13 @@ use tokio_postgres::types::ToSql;
 use super::errors::{self, Trouble};
 use super::link::Shared;
 use super::row;
-use super::transaction::{self, Answer};
+use super::transaction::{self, CommandResult};
 
 /// Applies the commands. Returns one answer for each.
 pub(super) async fn execute(
     shared: &Shared,
     commands: &[Command],
-) -> Result<Vec<Answer>, StoreError> {
+) -> Result<Vec<CommandResult>, StoreError> {
     let has_claims = commands
         .iter()
         .any(|command| matches!(command.operation, Operation::Claim { .. }));

@@ -90,7 +90,7 @@ use oncegate_core::store::{Checkup, Command, RecordSnapshot, Store, StoreError, 
 use self::builder::{Origin, Reached};
 use self::errors::Trouble;
 use self::link::Link;
-use self::transaction::Answer;
+use self::transaction::CommandResult;
 use self::transactional::Connecting;
 use oncegate_runtime::journal::JournalEntry;
 use oncegate_store_toolkit::batch::{CarrierGone, Item, Joiner};
@@ -275,10 +275,10 @@ impl fmt::Debug for PostgresStore {
 impl Store for PostgresStore {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         let link = &self.inner.link;
-        let mut lanes = commands.iter().map(Lane::of);
-        match lanes.next() {
-            Some(lane) if lanes.all(|other| other == lane) => {
-                ask(link.joiner(lane), commands).await
+        let mut classes = commands.iter().map(CommandClass::of);
+        match classes.next() {
+            Some(class) if classes.all(|other| other == class) => {
+                ask(link.joiner(class), commands).await
             }
             // Boxed: otherwise the future of every call would be larger.
             _ => Box::pin(self.inner.execute_mixed(commands)).await,
@@ -286,7 +286,7 @@ impl Store for PostgresStore {
     }
 
     async fn execute_one(&self, command: Command) -> Result<Reply, StoreError> {
-        let joiner = self.inner.link.joiner(Lane::of(&command));
+        let joiner = self.inner.link.joiner(CommandClass::of(&command));
         joiner
             .submit_one(command)
             .await
@@ -352,33 +352,34 @@ impl Store for PostgresStore {
 }
 
 impl Inner {
-    /// Commands of several lanes, which are sent at the same time.
+    /// Commands of several classes, which are sent at the same time.
     async fn execute_mixed(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        let lanes: Vec<Lane> = commands.iter().map(Lane::of).collect();
+        let classes: Vec<CommandClass> = commands.iter().map(CommandClass::of).collect();
         let (claims, others): (Vec<_>, _) = commands
             .into_iter()
-            .partition(|command| Lane::of(command) == Lane::Claims);
+            .partition(|command| CommandClass::of(command) == CommandClass::Claims);
         let (heartbeats, ends) = others
             .into_iter()
-            .partition(|command| Lane::of(command) == Lane::Heartbeats);
+            .partition(|command| CommandClass::of(command) == CommandClass::Heartbeats);
         let asked = futures_util::future::join3(
-            ask(self.link.joiner(Lane::Claims), claims),
-            ask(self.link.joiner(Lane::Heartbeats), heartbeats),
-            ask(self.link.joiner(Lane::Ends), ends),
+            ask(self.link.joiner(CommandClass::Claims), claims),
+            ask(self.link.joiner(CommandClass::Heartbeats), heartbeats),
+            ask(self.link.joiner(CommandClass::Ends), ends),
         );
         let (claims, heartbeats, ends) = asked.await;
         let mut claims = claims.into_iter();
         let mut heartbeats = heartbeats.into_iter();
         let mut ends = ends.into_iter();
-        lanes
+        classes
             .into_iter()
-            .map(|lane| {
-                let lane = match lane {
-                    Lane::Claims => &mut claims,
-                    Lane::Heartbeats => &mut heartbeats,
-                    Lane::Ends => &mut ends,
+            .map(|class| {
+                let answers = match class {
+                    CommandClass::Claims => &mut claims,
+                    CommandClass::Heartbeats => &mut heartbeats,
+                    CommandClass::Ends => &mut ends,
                 };
-                lane.next()
+                answers
+                    .next()
                     .unwrap_or_else(|| Err(StoreError::unknown("no answer")))
             })
             .collect()
@@ -386,25 +387,25 @@ impl Inner {
 }
 
 impl Link {
-    fn joiner(&self, lane: Lane) -> &Joiner<Command, Answer> {
-        match lane {
-            Lane::Claims => &self.claims,
-            Lane::Heartbeats => &self.heartbeats,
-            Lane::Ends => &self.ends,
+    fn joiner(&self, class: CommandClass) -> &Joiner<Command, CommandResult> {
+        match class {
+            CommandClass::Claims => &self.claims,
+            CommandClass::Heartbeats => &self.heartbeats,
+            CommandClass::Ends => &self.ends,
         }
     }
 }
 
-/// The lane of a command: a batch of claims is one statement, a batch of completions too, and
-/// heartbeats have a separate connection.
+/// The class of a command, which has a queue of its own: a batch of claims is one statement, a
+/// batch of completions too, and heartbeats have a separate connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Lane {
+enum CommandClass {
     Claims,
     Heartbeats,
     Ends,
 }
 
-impl Lane {
+impl CommandClass {
     fn of(command: &Command) -> Self {
         match command.operation {
             Operation::Claim { .. } => Self::Claims,

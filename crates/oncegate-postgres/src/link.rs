@@ -29,7 +29,7 @@ use super::notices::Notices;
 use super::purge::Purge;
 use super::reconnect::Reconnect;
 use super::row;
-use super::transaction::{self, Answer, ReadAnswer, within};
+use super::transaction::{self, CommandResult, ReadAnswer, within};
 use oncegate_store_toolkit::batch::{self, Batch, Carrier, Item, Joiner};
 
 pub(super) use self::session::{Sessions, limit_ms, session_options};
@@ -204,11 +204,11 @@ impl Shared {
 
 /// The callers' handle. Dropping it stops the thread and waits for it.
 pub(super) struct Link {
-    pub(super) claims: Joiner<Command, Answer>,
+    pub(super) claims: Joiner<Command, CommandResult>,
     /// For everything about keys except claims, heartbeats and reads.
-    pub(super) ends: Joiner<Command, Answer>,
+    pub(super) ends: Joiner<Command, CommandResult>,
     /// For heartbeats, which must not queue behind bulk.
-    pub(super) heartbeats: Joiner<Command, Answer>,
+    pub(super) heartbeats: Joiner<Command, CommandResult>,
     /// For reads.
     pub(super) reads: Joiner<StoreKey, ReadAnswer>,
     purges: mpsc::Sender<oneshot::Sender<Result<u64, StoreError>>>,
@@ -241,7 +241,7 @@ impl Link {
         let thread = std::thread::Builder::new()
             .name("oncegate-postgres".to_owned())
             .spawn(move || {
-                let lanes = async {
+                let queues = async {
                     tokio::join!(
                         carry(claim_carrier, BATCHES_IN_FLIGHT, |batch| execute(
                             &driven, batch
@@ -258,7 +258,7 @@ impl Link {
                 runtime.block_on(async {
                     tokio::select! {
                         () = stopped.cancelled() => {}
-                        _ = lanes => {}
+                        _ = queues => {}
                     }
                 });
                 // Does not wait for a name that is still being resolved.
@@ -323,25 +323,25 @@ impl Link {
     }
 
     /// Runs `work` on the thread, with a separate connection, within the time limit for an answer.
-    pub(super) async fn run<T, F, Work>(&self, work: Work) -> Result<T, StoreError>
+    pub(super) async fn run<T, F, PurgeStep>(&self, work: PurgeStep) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = (Object, Result<T, Trouble>)> + Send,
-        Work: FnOnce(Object) -> F + Send + 'static,
+        PurgeStep: FnOnce(Object) -> F + Send + 'static,
     {
         self.run_for(self.shared.response_timeout, work).await
     }
 
     /// Runs `work` on the thread, with a separate connection, within `limit`.
-    pub(super) async fn run_for<T, F, Work>(
+    pub(super) async fn run_for<T, F, PurgeStep>(
         &self,
         limit: Duration,
-        work: Work,
+        work: PurgeStep,
     ) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = (Object, Result<T, Trouble>)> + Send,
-        Work: FnOnce(Object) -> F + Send + 'static,
+        PurgeStep: FnOnce(Object) -> F + Send + 'static,
     {
         let shared = Arc::clone(&self.shared);
         let task = self.handle.spawn(async move {
@@ -427,7 +427,7 @@ async fn purge_when_asked(
     }
 }
 
-async fn execute(shared: &Shared, mut batch: Batch<Command, Answer>) {
+async fn execute(shared: &Shared, mut batch: Batch<Command, CommandResult>) {
     let commands = batch.take_items();
     match direct::execute(shared, &commands).await {
         Ok(answers) => batch.answer(answers),

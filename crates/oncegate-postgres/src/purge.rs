@@ -22,7 +22,7 @@ use super::link::Shared;
 use super::row;
 use super::transaction::within;
 use oncegate_store_toolkit::archive::{Expired, SharedArchive};
-use oncegate_store_toolkit::purge::{Backlog, Pace, Work};
+use oncegate_store_toolkit::purge::{Backlog, Pace, PurgeStep};
 
 /// The number of pages, of all partitions together, that one step reads.
 const STEP_PAGES: i64 = 64;
@@ -154,20 +154,20 @@ impl Purge {
         &self,
         shared: &Shared,
         pace: Option<&Pace>,
-    ) -> Result<(Work, u64), StoreError> {
+    ) -> Result<(PurgeStep, u64), StoreError> {
         let began = Instant::now();
         let Table {
             pages,
             step_pages,
             partitioned,
         } = table(shared).await?;
-        let mut walk = Work::default();
+        let mut walk = PurgeStep::default();
         let mut removed = 0;
         let mut left = None;
         let mut page = 0;
         while page < pages {
             let started = Instant::now();
-            let place = Place {
+            let place = PageRange {
                 from: format!("({page},0)"),
                 to: format!("({},0)", page + step_pages),
                 partitioned,
@@ -176,7 +176,7 @@ impl Purge {
             page += step_pages;
             removed += step.removed;
             left = left.max(step.left);
-            let work = Work {
+            let work = PurgeStep {
                 took: started.elapsed(),
                 ..step.work
             };
@@ -188,7 +188,7 @@ impl Purge {
         }
         self.backlog.walked(began, walk.expired > 0, left);
         Ok((
-            Work {
+            PurgeStep {
                 took: began.elapsed(),
                 ..walk
             },
@@ -197,8 +197,8 @@ impl Purge {
     }
 
     /// Removes the expired rows in some pages.
-    async fn step(&self, shared: &Shared, place: &Place) -> Result<Step, StoreError> {
-        let Place { from, to, .. } = place;
+    async fn step(&self, shared: &Shared, place: &PageRange) -> Result<Step, StoreError> {
+        let PageRange { from, to, .. } = place;
         let look = with_client(shared, async |client| {
             let look = client
                 .prepare_cached(LOOK)
@@ -210,7 +210,7 @@ impl Purge {
                 .map_err(|error| errors::not_executed(&error))
         });
         let look = look.await?;
-        let work = Work {
+        let work = PurgeStep {
             took: Duration::ZERO,
             met: look.get::<_, i64>("met").unsigned_abs(),
             expired: look.get::<_, i64>("expired").unsigned_abs(),
@@ -268,7 +268,7 @@ struct Table {
 }
 
 /// A range of pages in each partition of the table.
-struct Place {
+struct PageRange {
     from: String,
     to: String,
     partitioned: bool,
@@ -277,7 +277,7 @@ struct Place {
 /// The outcome of a step.
 #[derive(Clone, Copy, Debug)]
 struct Step {
-    work: Work,
+    work: PurgeStep,
     removed: u64,
     /// Upper limit of the time since the expiry of the oldest expired row that stays.
     left: Option<Duration>,
@@ -310,7 +310,7 @@ async fn table(shared: &Shared) -> Result<Table, StoreError> {
 }
 
 /// Removes expired rows, up to [`STEP_ROWS`].
-async fn remove(shared: &Shared, place: &Place) -> Result<Part, StoreError> {
+async fn remove(shared: &Shared, place: &PageRange) -> Result<Part, StoreError> {
     let sql = if place.partitioned {
         REMOVE_FROM_PARTITIONS
     } else {
@@ -326,7 +326,7 @@ async fn remove(shared: &Shared, place: &Place) -> Result<Part, StoreError> {
 /// Removes expired rows, up to [`ARCHIVE_ROWS`], after the archive has stored them.
 async fn remove_archived(
     shared: &Shared,
-    place: &Place,
+    place: &PageRange,
     archive: &SharedArchive,
 ) -> Result<Part, StoreError> {
     let expired = with_client(shared, async |client| {

@@ -24,7 +24,7 @@ use super::row::{self, Columns};
 const MAX_TRIES: usize = 3;
 
 /// The answer to one command.
-pub(super) type Answer = Result<Reply, StoreError>;
+pub(super) type CommandResult = Result<Reply, StoreError>;
 
 /// The answer to one read.
 pub(super) type ReadAnswer = Result<Option<RecordSnapshot>, StoreError>;
@@ -33,7 +33,7 @@ pub(super) type ReadAnswer = Result<Option<RecordSnapshot>, StoreError>;
 pub(super) async fn execute(
     shared: &Shared,
     commands: &[Command],
-) -> Result<Vec<Answer>, StoreError> {
+) -> Result<Vec<CommandResult>, StoreError> {
     match execute_together(shared, commands).await {
         // One row that another transaction holds must not delay the other keys of the batch.
         Err(Trouble {
@@ -53,7 +53,10 @@ pub(super) async fn execute(
     }
 }
 
-async fn execute_together(shared: &Shared, commands: &[Command]) -> Result<Vec<Answer>, Trouble> {
+async fn execute_together(
+    shared: &Shared,
+    commands: &[Command],
+) -> Result<Vec<CommandResult>, Trouble> {
     persist(async || {
         let client = shared.client().await?;
         let outcome = try_execute(&client, shared, commands).await;
@@ -67,7 +70,7 @@ pub(super) async fn execute_around(
     shared: &Shared,
     commands: &[Command],
     error: StoreError,
-) -> Result<Vec<Answer>, StoreError> {
+) -> Result<Vec<CommandResult>, StoreError> {
     let keys: Vec<&str> = commands
         .iter()
         .map(|command| command.key.as_str())
@@ -115,7 +118,7 @@ pub(super) async fn execute_around(
 /// its key.
 ///
 /// A claim gets "busy": with "unavailable", one key would stop a consumer for all keys.
-fn row_held(shared: &Shared, command: &Command, error: &StoreError) -> Answer {
+fn row_held(shared: &Shared, command: &Command, error: &StoreError) -> CommandResult {
     match command.operation {
         Operation::Claim { .. } => {
             let verdict = Verdict::Busy {
@@ -160,7 +163,7 @@ async fn try_execute(
     client: &Object,
     shared: &Shared,
     commands: &[Command],
-) -> Result<Vec<Answer>, Trouble> {
+) -> Result<Vec<CommandResult>, Trouble> {
     let keys: BTreeSet<&str> = commands
         .iter()
         .map(|command| command.key.as_str())
@@ -270,7 +273,7 @@ impl Held {
         })
     }
 
-    fn apply(&mut self, command: &Command) -> Answer {
+    fn apply(&mut self, command: &Command) -> CommandResult {
         let key = command.key.as_str();
         let record = match (self.after.get(key), self.before.get(key)) {
             (Some(changed), _) => changed.clone(),

@@ -20,8 +20,8 @@ use tokio::time::{sleep, timeout};
 use super::address::moved_to;
 use super::connector::{Connector, Opener};
 use super::driver::Jobs;
-use super::link::{LaneName, Node, Shared};
-use super::replies::Answer;
+use super::link::{Node, PipeName, Shared};
+use super::replies::RawReply;
 use super::request::Request;
 use super::slots::{self, Host, Range, Redirect, SLOTS};
 use super::{errors, no_answer};
@@ -117,11 +117,11 @@ impl Cluster {
     /// the items.
     pub(super) async fn ask<T: Sync>(
         &self,
-        lane: LaneName,
+        pipe: PipeName,
         items: &[T],
         slot: impl Fn(&T) -> u16 + Send,
         request: impl Fn(&T) -> Request + Send + Sync,
-    ) -> Vec<Answer> {
+    ) -> Vec<RawReply> {
         let mut answers = vec![Err(StoreError::unavailable(MOVING)); items.len()];
         let mut open: Vec<Turn<'_, T>> = items
             .iter()
@@ -147,7 +147,7 @@ impl Cluster {
                         .map(|turn| request(turn.item).asking(turn.to.is_some()));
                     let requests = requests.collect();
                     async move {
-                        let replies = node.ask(lane, requests).await;
+                        let replies = node.ask(pipe, requests).await;
                         (node, turns, replies)
                     }
                 });
@@ -169,12 +169,12 @@ impl Cluster {
     pub(super) async fn ask_all(
         &self,
         request: impl Fn() -> Request + Send,
-    ) -> Vec<(Arc<str>, Answer)> {
+    ) -> Vec<(Arc<str>, RawReply)> {
         let map = self.nodes.map();
         let asking = map.primaries.values().map(|node| {
             let requests = vec![request()];
             async move {
-                let answer = node.ask(LaneName::Bulk, requests).await.into_iter().next();
+                let answer = node.ask(PipeName::Bulk, requests).await.into_iter().next();
                 (Arc::clone(&node.address), answer.unwrap_or_else(no_answer))
             }
         });
@@ -227,7 +227,7 @@ impl Primary {
     }
 }
 
-fn settle(answers: &mut [Answer], position: usize, answer: Answer) {
+fn settle(answers: &mut [RawReply], position: usize, answer: RawReply) {
     if let Some(place) = answers.get_mut(position) {
         *place = answer;
     }
@@ -260,7 +260,7 @@ impl Nodes {
     }
 
     /// Groups the requests by node. A request without a node is answered with an error.
-    fn group<'a, T>(&self, turns: Vec<Turn<'a, T>>, answers: &mut [Answer]) -> Vec<Group<'a, T>> {
+    fn group<'a, T>(&self, turns: Vec<Turn<'a, T>>, answers: &mut [RawReply]) -> Vec<Group<'a, T>> {
         let map = self.map();
         let mut groups: BTreeMap<Arc<str>, Group<'a, T>> = BTreeMap::new();
         for turn in turns {
@@ -285,7 +285,7 @@ impl Nodes {
 
     /// The redirection in the answer, if any. Marks the slot map as doubtful if the answer
     /// contradicts it.
-    fn redirected(&self, node: &Node, answer: &Answer) -> Option<Redirect> {
+    fn redirected(&self, node: &Node, answer: &RawReply) -> Option<Redirect> {
         let redirect = match answer {
             Ok(Value::ServerError(error)) => {
                 let asked = node.address.rsplit_once(':').map_or("", |(host, _)| host);

@@ -1,4 +1,4 @@
-//! Opens the connections of a lane.
+//! Opens the connections of a pipe.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ impl Connector {
         match self {
             Self::Server(info, opener) => opener.open(ConnectionInfo::clone(info)).await,
             Self::Sentinels(sentinels) => sentinels.connect().await,
-            // Removed from the pool: the lane keeps the connection while it lasts, and the pool
+            // Removed from the pool: the pipe keeps the connection while it lasts, and the pool
             // gets no dead one back.
             Self::Pool(pool) => match pool.get().await {
                 Ok(connection) => Ok(Connection::take(connection)),

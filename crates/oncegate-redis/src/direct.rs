@@ -1,10 +1,10 @@
-//! The direct way of a lane: while calls come one at a time, each is sent on its caller's own task.
+//! The direct way of a pipe: while calls come one at a time, each is sent on its caller's own task.
 //!
-//! A lane is a task, so a call that goes through it is handed over twice: to the lane, and back. At
+//! A pipe is a task, so a call that goes through it is handed over twice: to the pipe, and back. At
 //! everyday rates most calls are alone, and those hand-overs, not the call, are what it costs:
 //! tokio runs a chain of four tasks that wake each other on one thread, and the fifth wakes another
 //! thread (`scripts/bench rates`, context switches). A call that meets others goes through the
-//! lane, which sends them together.
+//! pipe, which sends them together.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,28 +18,28 @@ use super::durability::Durability;
 use super::link::Shared;
 use super::no_answer;
 use super::pipeline::{self, ReadyConnection};
-use super::replies::Answer;
+use super::replies::RawReply;
 use super::request::Request;
 
-/// State that a lane shares with the callers that may send by themselves.
+/// State that a pipe shares with the callers that may send by themselves.
 pub(super) struct Direct {
     shared: Shared,
     node: Arc<str>,
-    /// The runtime that drives the lane's connection. `None` when that is not the callers': then a
+    /// The runtime that drives the pipe's connection. `None` when that is not the callers': then a
     /// call wakes another thread in any case.
     runtime: Option<runtime::Id>,
-    connection: Mutex<LaneConnection>,
+    connection: Mutex<PipeConnection>,
     has_broken: Notify,
 }
 
-/// The connection of a lane, and what is in flight on it.
+/// The connection of a pipe, and what is in flight on it.
 #[derive(Default)]
-struct LaneConnection {
-    /// `None` while the lane has none.
+struct PipeConnection {
+    /// `None` while the pipe has none.
     ready: Option<ReadyConnection>,
-    /// Tells the connections of a lane apart.
+    /// Tells the connections of a pipe apart.
     generation: u64,
-    /// The pipelines in flight, of the lane and of callers.
+    /// The pipelines in flight, of the pipe and of callers.
     in_flight: usize,
     /// `true` if the last pipeline had one call and met no other.
     is_quiet: bool,
@@ -63,10 +63,10 @@ impl Direct {
         }
     }
 
-    /// Sends a call on the caller's task, or returns it if it must go through the lane.
+    /// Sends a call on the caller's task, or returns it if it must go through the pipe.
     ///
-    /// When the future is dropped, the call may still be executed, as with the lane.
-    pub(super) async fn send(&self, request: Request) -> Result<Answer, Request> {
+    /// When the future is dropped, the call may still be executed, as with the pipe.
+    pub(super) async fn send(&self, request: Request) -> Result<RawReply, Request> {
         let Some(call) = self.begin() else {
             return Err(request);
         };
@@ -79,7 +79,7 @@ impl Direct {
         Ok(answers.into_iter().next().unwrap_or_else(no_answer))
     }
 
-    fn begin(&self) -> Option<Call<'_>> {
+    fn begin(&self) -> Option<DirectCall<'_>> {
         if self.runtime? != Handle::try_current().ok()?.id() {
             return None;
         }
@@ -90,7 +90,7 @@ impl Direct {
         let ready = connection.ready.clone()?;
         connection.in_flight += 1;
         let generation = connection.generation;
-        Some(Call {
+        Some(DirectCall {
             ready,
             in_flight: InFlight {
                 direct: self,
@@ -99,27 +99,27 @@ impl Direct {
         })
     }
 
-    /// The lane has a new connection.
+    /// The pipe has a new connection.
     pub(super) fn open(&self, ready: ReadyConnection, generation: u64) {
-        *self.connection() = LaneConnection {
+        *self.connection() = PipeConnection {
             ready: Some(ready),
             generation,
-            ..LaneConnection::default()
+            ..PipeConnection::default()
         };
     }
 
-    /// The lane has lost its connection.
+    /// The pipe has lost its connection.
     pub(super) fn close(&self) {
         self.connection().ready = None;
     }
 
-    /// The lane sends a pipeline with this number of calls. The returned value is kept while it is
+    /// The pipe sends a pipeline with this number of calls. The returned value is kept while it is
     /// in flight.
-    pub(super) fn lane_sends(self: &Arc<Self>, calls: usize) -> LanePipeline {
+    pub(super) fn pipe_sends(self: &Arc<Self>, calls: usize) -> PipelineInFlight {
         let mut connection = self.connection();
         connection.is_quiet = calls == 1 && connection.in_flight == 0;
         connection.in_flight += 1;
-        LanePipeline {
+        PipelineInFlight {
             direct: Arc::clone(self),
             generation: connection.generation,
         }
@@ -152,7 +152,7 @@ impl Direct {
         }
     }
 
-    fn connection(&self) -> MutexGuard<'_, LaneConnection> {
+    fn connection(&self) -> MutexGuard<'_, PipeConnection> {
         self.connection.lock()
     }
 }
@@ -166,7 +166,7 @@ impl fmt::Debug for Direct {
 }
 
 /// A call on its caller's task.
-struct Call<'a> {
+struct DirectCall<'a> {
     ready: ReadyConnection,
     in_flight: InFlight<'a>,
 }
@@ -183,13 +183,13 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// Counts a pipeline of the lane while it is in flight.
-pub(super) struct LanePipeline {
+/// Counts a pipeline of the pipe while it is in flight.
+pub(super) struct PipelineInFlight {
     direct: Arc<Direct>,
     generation: u64,
 }
 
-impl Drop for LanePipeline {
+impl Drop for PipelineInFlight {
     fn drop(&mut self) {
         self.direct.ended(self.generation);
     }

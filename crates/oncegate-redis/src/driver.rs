@@ -63,7 +63,7 @@ impl Drop for Driver {
 /// Submits jobs to a driver. It does not keep the driver alive.
 #[derive(Clone, Debug)]
 pub(super) struct Jobs {
-    /// Receives one job for each lane and slot map, so there are never many.
+    /// Receives one job for each pipe and slot map, so there are never many.
     inbox: mpsc::UnboundedSender<BoxFuture<'static, ()>>,
     callers: Option<Handle>,
     stop: CancellationToken,

@@ -132,7 +132,7 @@ pub(super) fn of_client(error: &RedisError) -> StoreError {
     if let Some((_, error)) = server_error.as_deref().and_then(<[_]>::first) {
         return store_error(error, None);
     }
-    // rustls reports this in the text of an I/O error. A lane goes on trying: the certificate may
+    // rustls reports this in the text of an I/O error. A pipe goes on trying: the certificate may
     // be renewed.
     if let Some((_, reason)) = error.to_string().split_once(NOT_ACCEPTED) {
         let reason: String = reason.chars().take(MAX_DETAIL_CHARS).collect();

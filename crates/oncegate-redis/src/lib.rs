@@ -115,10 +115,10 @@ use redis::Value;
 
 use self::builder::Origin;
 use self::driver::Driver;
-use self::link::LaneName;
+use self::link::PipeName;
 use self::losses::Losses;
 use self::memory::FullestServer;
-use self::replies::Answer;
+use self::replies::RawReply;
 use self::request::Request;
 use self::scripts::Scripts;
 use self::topology::Topology;
@@ -203,13 +203,13 @@ impl RedisStore {
 
     /// Executes each command by a shortcut where there is one, and by the script if the shortcut
     /// does not settle it.
-    async fn apply(&self, lane: LaneName, commands: &[&Command]) -> Vec<Result<Reply, StoreError>> {
+    async fn apply(&self, pipe: PipeName, commands: &[&Command]) -> Vec<Result<Reply, StoreError>> {
         let Inner {
             topology, scripts, ..
         } = &*self.inner;
         let answers = topology
             .ask(
-                lane,
+                pipe,
                 commands,
                 |command| scripts.slot(&command.key),
                 |command| scripts.request(command),
@@ -230,7 +230,7 @@ impl RedisStore {
         } else {
             topology
                 .ask(
-                    lane,
+                    pipe,
                     &unclear,
                     |command| scripts.slot(&command.key),
                     |command| scripts.script(command),
@@ -252,13 +252,13 @@ impl RedisStore {
     }
 
     /// Executes one command, as nearly every call does.
-    async fn apply_one(&self, lane: LaneName, command: &Command) -> Result<Reply, StoreError> {
+    async fn apply_one(&self, pipe: PipeName, command: &Command) -> Result<Reply, StoreError> {
         let Inner {
             topology, scripts, ..
         } = &*self.inner;
         let answer = topology
             .ask_one(
-                lane,
+                pipe,
                 command,
                 |command| scripts.slot(&command.key),
                 |command| scripts.request(command),
@@ -269,7 +269,7 @@ impl RedisStore {
         }
         let answer = topology
             .ask_one(
-                lane,
+                pipe,
                 command,
                 |command| scripts.slot(&command.key),
                 |command| scripts.script(command),
@@ -287,7 +287,7 @@ impl RedisStore {
         let answer = self
             .inner
             .topology
-            .ask_one(LaneName::Bulk, &key, |key| slots::slot(key), request)
+            .ask_one(PipeName::Bulk, &key, |key| slots::slot(key), request)
             .await;
         replies::value(answer)
     }
@@ -324,11 +324,11 @@ fn descriptor_key(scope: &Scope) -> String {
     format!("{}:descriptor", scope.as_str())
 }
 
-fn lane_of(command: &Command) -> LaneName {
+fn pipe_of(command: &Command) -> PipeName {
     if is_heartbeat(command) {
-        LaneName::Heartbeats
+        PipeName::Heartbeats
     } else {
-        LaneName::Bulk
+        PipeName::Bulk
     }
 }
 
@@ -337,7 +337,7 @@ fn is_heartbeat(command: &Command) -> bool {
     matches!(command.operation, Operation::Extend { .. })
 }
 
-fn no_answer() -> Answer {
+fn no_answer() -> RawReply {
     Err(StoreError::unknown("no answer"))
 }
 

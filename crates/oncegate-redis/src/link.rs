@@ -1,7 +1,7 @@
 //! The link to one server: one connection for bulk and one for heartbeats, each with its queue.
 //!
-//! A lane takes one connection when it connects and clones it for each batch: a checkout from a
-//! pool per call would cost the server three times as much. A lane without a connection answers at
+//! A pipe takes one connection when it connects and clones it for each batch: a checkout from a
+//! pool per call would cost the server three times as much. A pipe without a connection answers at
 //! once that the store is unavailable, and reconnects by itself.
 
 use std::sync::Arc;
@@ -21,16 +21,16 @@ use super::driver::Jobs;
 use super::durability::Durability;
 use super::losses::Losses;
 use super::pipeline::{self, ReadyConnection};
-use super::replies::Answer;
+use super::replies::RawReply;
 use super::request::Request;
 use super::scripts::Scripts;
 use oncegate_store_toolkit::batch::{self, Carrier, CarrierGone, Joiner};
 
-/// The most pipelines of a lane in flight at once: while one is answered, the next is read.
+/// The most pipelines of a pipe in flight at once: while one is answered, the next is read.
 /// With more of them, each is smaller, and a request costs more.
 const MAX_PIPELINES: usize = 3;
 
-/// While a pipeline is in flight, the next one waits for this many calls, or until the lane has
+/// While a pipeline is in flight, the next one waits for this many calls, or until the pipe has
 /// none in flight. Its requests would be answered behind the others on the same connection anyway;
 /// sent one by one, each would cost the server, and this process, a packet and a wake-up of its
 /// own.
@@ -40,40 +40,40 @@ const WORTH_A_PIPELINE: usize = 8;
 /// executes the others.
 const UNDIVIDED_REQUESTS: usize = 16;
 
-/// The same while other lanes have pipelines in flight: the thread is busy then, and large
+/// The same while other pipes have pipelines in flight: the thread is busy then, and large
 /// pipelines cost less.
 const UNDIVIDED_BESIDE_OTHERS: usize = 32;
 
-/// The pause of a lane before its second try to connect. Then the pause doubles.
+/// The pause of a pipe before its second try to connect. Then the pause doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
-/// The longest pause of a lane between two tries to connect.
+/// The longest pause of a pipe between two tries to connect.
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 
-/// After a connection that lasted at least this long, the lane reconnects without a pause.
+/// After a connection that lasted at least this long, the pipe reconnects without a pause.
 const GOOD_CONNECTION: Duration = Duration::from_secs(1);
 
-/// A server: a lane for bulk, and one for heartbeats, which must not queue behind bulk.
+/// A server: a pipe for bulk, and one for heartbeats, which must not queue behind bulk.
 ///
-/// Its lanes end when it is dropped.
+/// Its pipes end when it is dropped.
 #[derive(Debug)]
 pub(super) struct Node {
     /// `host:port`, or empty when the caller supplied a pool.
     pub(super) address: Arc<str>,
-    bulk: Joiner<Request, Answer>,
-    heartbeats: Joiner<Request, Answer>,
-    /// The way past the lane for bulk.
+    bulk: Joiner<Request, RawReply>,
+    heartbeats: Joiner<Request, RawReply>,
+    /// The way past the pipe for bulk.
     direct: Arc<Direct>,
 }
 
-/// The lane of a node that carries a request.
+/// The pipe of a node that carries a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LaneName {
+pub(super) enum PipeName {
     Bulk,
     Heartbeats,
 }
 
-/// State shared by the lanes of all nodes.
+/// State shared by the pipes of all nodes.
 #[derive(Clone)]
 pub(super) struct Shared {
     pub(super) scripts: Arc<Scripts>,
@@ -87,14 +87,14 @@ pub(super) struct Shared {
     pub(super) is_sharded: Arc<AtomicBool>,
 }
 
-/// Receives the outcome of a lane's first try to connect.
+/// Receives the outcome of a pipe's first try to connect.
 pub(super) type Up = oneshot::Receiver<Result<(), StoreError>>;
 
 /// Sends it.
 type Connected = oneshot::Sender<Result<(), StoreError>>;
 
 impl Node {
-    /// Starts both lanes of a node; they connect by themselves.
+    /// Starts both pipes of a node; they connect by themselves.
     pub(super) fn start(
         jobs: &Jobs,
         address: Arc<str>,
@@ -104,24 +104,24 @@ impl Node {
         let (bulk, carrier) = batch::channel();
         let direct = Direct::new(shared.clone(), Arc::clone(&address), jobs.callers());
         let direct = Arc::new(direct);
-        let bulk_lane = Lane {
-            name: LaneName::Bulk,
+        let bulk_pipe = Pipe {
+            name: PipeName::Bulk,
             node: Arc::clone(&address),
             carrier,
             connector: connector.clone(),
             shared: shared.clone(),
             direct: Arc::clone(&direct),
         };
-        let bulk_lane = LaneBesideCallers {
-            lane: Some(bulk_lane),
+        let bulk_pipe = PipeBesideCallers {
+            pipe: Some(bulk_pipe),
             jobs: jobs.clone(),
         };
         let (up, bulk_is_up) = oneshot::channel();
-        jobs.run_beside_callers(bulk_lane.run(up));
+        jobs.run_beside_callers(bulk_pipe.run(up));
 
         let (heartbeats, carrier) = batch::channel();
-        let mut heartbeat_lane = Lane {
-            name: LaneName::Heartbeats,
+        let mut heartbeat_pipe = Pipe {
+            name: PipeName::Heartbeats,
             node: Arc::clone(&address),
             carrier,
             connector,
@@ -129,7 +129,7 @@ impl Node {
             shared,
         };
         let (up, heartbeats_are_up) = oneshot::channel();
-        jobs.run(async move { heartbeat_lane.run(Some(up)).await });
+        jobs.run(async move { heartbeat_pipe.run(Some(up)).await });
 
         let node = Self {
             address,
@@ -141,37 +141,37 @@ impl Node {
     }
 
     /// Sends requests. Returns one answer for each, in their order.
-    pub(super) async fn ask(&self, lane: LaneName, requests: Vec<Request>) -> Vec<Answer> {
+    pub(super) async fn ask(&self, pipe: PipeName, requests: Vec<Request>) -> Vec<RawReply> {
         let requests = match <[Request; 1]>::try_from(requests) {
-            Ok([request]) => return vec![self.ask_one(lane, request).await],
+            Ok([request]) => return vec![self.ask_one(pipe, request).await],
             Err(requests) => requests,
         };
         let count = requests.len();
-        self.lane(lane)
+        self.pipe(pipe)
             .submit(requests)
             .await
             .unwrap_or_else(|gone| vec![Err(ended(&gone)); count])
     }
 
     /// Sends one request.
-    pub(super) async fn ask_one(&self, lane: LaneName, request: Request) -> Answer {
-        let request = match lane {
-            LaneName::Heartbeats => request,
-            LaneName::Bulk => match self.direct.send(request).await {
+    pub(super) async fn ask_one(&self, pipe: PipeName, request: Request) -> RawReply {
+        let request = match pipe {
+            PipeName::Heartbeats => request,
+            PipeName::Bulk => match self.direct.send(request).await {
                 Ok(answer) => return answer,
                 Err(request) => request,
             },
         };
-        self.lane(lane)
+        self.pipe(pipe)
             .submit_one(request)
             .await
             .unwrap_or_else(|gone| Err(ended(&gone)))
     }
 
-    fn lane(&self, name: LaneName) -> &Joiner<Request, Answer> {
+    fn pipe(&self, name: PipeName) -> &Joiner<Request, RawReply> {
         match name {
-            LaneName::Bulk => &self.bulk,
-            LaneName::Heartbeats => &self.heartbeats,
+            PipeName::Bulk => &self.bulk,
+            PipeName::Heartbeats => &self.heartbeats,
         }
     }
 }
@@ -186,41 +186,41 @@ fn ended(gone: &CarrierGone) -> StoreError {
 }
 
 /// A connection and its queue.
-struct Lane {
-    name: LaneName,
+struct Pipe {
+    name: PipeName,
     node: Arc<str>,
-    carrier: Carrier<Request, Answer>,
+    carrier: Carrier<Request, RawReply>,
     connector: Connector,
     shared: Shared,
     direct: Arc<Direct>,
 }
 
-/// A lane on the runtime of its callers. When that runtime ends before the store, the lane goes on
+/// A pipe on the runtime of its callers. When that runtime ends before the store, the pipe goes on
 /// on the driver's thread.
-struct LaneBesideCallers {
-    /// `None` when the lane has ended by itself.
-    lane: Option<Lane>,
+struct PipeBesideCallers {
+    /// `None` when the pipe has ended by itself.
+    pipe: Option<Pipe>,
     jobs: Jobs,
 }
 
-impl LaneBesideCallers {
+impl PipeBesideCallers {
     async fn run(mut self, up: Connected) {
-        if let Some(lane) = &mut self.lane {
-            lane.run(Some(up)).await;
+        if let Some(pipe) = &mut self.pipe {
+            pipe.run(Some(up)).await;
         }
-        self.lane = None;
+        self.pipe = None;
     }
 }
 
-impl Drop for LaneBesideCallers {
+impl Drop for PipeBesideCallers {
     fn drop(&mut self) {
-        if let Some(mut lane) = self.lane.take().filter(|_| !self.jobs.is_stopped()) {
-            self.jobs.run(async move { lane.run(None).await });
+        if let Some(mut pipe) = self.pipe.take().filter(|_| !self.jobs.is_stopped()) {
+            self.jobs.run(async move { pipe.run(None).await });
         }
     }
 }
 
-/// The state of a lane.
+/// The state of a pipe.
 enum Standing {
     Up(ReadyConnection),
     Down(StoreError),
@@ -254,7 +254,7 @@ struct PipelineResult {
     broken: Option<StoreError>,
 }
 
-impl Lane {
+impl Pipe {
     /// Runs until every caller is gone. `up` receives the outcome of the first try to connect.
     async fn run(&mut self, mut up: Option<Connected>) {
         let mut pipelines = Pipelines::new();
@@ -283,8 +283,8 @@ impl Lane {
                     };
                     if let Standing::Down(reason) = &next {
                         let node = &*self.node;
-                        let lane = self.name;
-                        tracing::warn!(node, ?lane, %reason, "lost the connection to the store");
+                        let pipe = self.name;
+                        tracing::warn!(node, ?pipe, %reason, "lost the connection to the store");
                     }
                     next
                 }
@@ -323,7 +323,7 @@ impl Lane {
                     let Some(batch) = batch else {
                         return Standing::Ended;
                     };
-                    let in_flight = self.direct.lane_sends(batch.len());
+                    let in_flight = self.direct.pipe_sends(batch.len());
                     let shared = self.shared.clone();
                     let sending =
                         pipeline::send_pipeline(shared, Arc::clone(&self.node), ready.clone(), batch, pipelines.len());
@@ -373,10 +373,10 @@ impl Lane {
             match outcome {
                 Ok(ready) => {
                     if let Some(up) = first {
-                        // A caller that gave up connecting has dropped the lanes too.
+                        // A caller that gave up connecting has dropped the pipes too.
                         let _ = up.send(Ok(()));
                     } else {
-                        tracing::info!(node = &*self.node, lane = ?self.name, "reconnected to the store");
+                        tracing::info!(node = &*self.node, pipe = ?self.name, "reconnected to the store");
                     }
                     return Standing::Up(ready);
                 }

@@ -13,7 +13,7 @@ use super::connector::Connector;
 use super::durability::Durability;
 use super::info::Info;
 use super::link::Shared;
-use super::replies::Answer;
+use super::replies::RawReply;
 use super::request::{Request, What};
 use super::scripts::Scripts;
 use super::shortcut::{Abilities, First, Kind};
@@ -117,7 +117,7 @@ pub(super) async fn send_pipeline(
     shared: Shared,
     address: Arc<str>,
     ready: ReadyConnection,
-    mut batch: Batch<Request, Answer>,
+    mut batch: Batch<Request, RawReply>,
     ahead: usize,
 ) -> Option<StoreError> {
     let requests = batch.take_items();
@@ -137,7 +137,7 @@ pub(super) async fn exchange(
     ready: &ReadyConnection,
     requests: Vec<Request>,
     ahead: usize,
-) -> (Vec<Answer>, Option<StoreError>) {
+) -> (Vec<RawReply>, Option<StoreError>) {
     let ReadyConnection {
         mut connection,
         abilities,
@@ -332,8 +332,8 @@ impl PipelineBuilder {
         &self,
         values: Vec<Value>,
         spoilt: impl Fn(&Value) -> Option<StoreError>,
-    ) -> Vec<Answer> {
-        let mut answers: Vec<Option<Answer>> = Vec::new();
+    ) -> Vec<RawReply> {
+        let mut answers: Vec<Option<RawReply>> = Vec::new();
         answers.resize_with(self.count, || None);
         for (carried, value) in self.carried.iter().zip(values) {
             let spoilt = spoilt(&value);
@@ -362,7 +362,7 @@ impl PipelineBuilder {
 
     /// The last completion that the server has applied. One that it had applied before is none: its
     /// retention began then.
-    fn witness(&self, scripts: &Scripts, answers: &[Answer]) -> Option<Witness> {
+    fn witness(&self, scripts: &Scripts, answers: &[RawReply]) -> Option<Witness> {
         let (_, completed) =
             self.completed
                 .iter()
@@ -376,7 +376,7 @@ impl PipelineBuilder {
     }
 }
 
-fn put(answers: &mut [Option<Answer>], place: usize, answer: Answer) {
+fn put(answers: &mut [Option<RawReply>], place: usize, answer: RawReply) {
     if let Some(slot) = answers.get_mut(place) {
         *slot = Some(answer);
     }

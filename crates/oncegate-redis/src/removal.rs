@@ -3,7 +3,7 @@
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::store::StoreError;
 
-use super::link::LaneName;
+use super::link::PipeName;
 use super::request::Request;
 use super::rights::probe;
 use super::{RedisStore, descriptor_key, replies, slots};
@@ -25,7 +25,7 @@ impl RedisStore {
         let answers = self
             .inner
             .topology
-            .ask(LaneName::Bulk, &names, |name| slots::slot(name), unlink)
+            .ask(PipeName::Bulk, &names, |name| slots::slot(name), unlink)
             .await;
         answers
             .into_iter()

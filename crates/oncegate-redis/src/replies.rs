@@ -14,10 +14,10 @@ use super::errors;
 use super::layout::{self, Garbage};
 
 /// The server's answer to one command of a pipeline. Errors of the server are values here.
-pub(super) type Answer = Result<Value, StoreError>;
+pub(super) type RawReply = Result<Value, StoreError>;
 
 /// Decodes the answer of the script for `command`.
-pub(super) fn of_script(command: &Command, answer: Answer) -> Result<Reply, StoreError> {
+pub(super) fn of_script(command: &Command, answer: RawReply) -> Result<Reply, StoreError> {
     let bytes = bulk_string(answer, &command.key)?.unwrap_or_default();
     reply(&command.operation, bytes).map_err(|why| StoreError::unreadable(command.key.clone(), why))
 }
@@ -60,7 +60,7 @@ fn verdict(bytes: &Bytes) -> Result<Reply, Garbage> {
 
 /// Decodes the answer of read.lua.
 pub(super) fn snapshot(
-    answer: Answer,
+    answer: RawReply,
     key: &StoreKey,
 ) -> Result<Option<RecordSnapshot>, StoreError> {
     let record = bulk_string(answer, key)?.map(parse_snapshot).transpose();
@@ -91,7 +91,7 @@ fn parse_snapshot(bytes: Vec<u8>) -> Result<RecordSnapshot, Garbage> {
 }
 
 /// Decodes the answer of a plain read, which has no expiry.
-pub(super) fn record(answer: Answer, key: &StoreKey) -> Result<Option<Record>, StoreError> {
+pub(super) fn record(answer: RawReply, key: &StoreKey) -> Result<Option<Record>, StoreError> {
     let record =
         bulk_string(answer, key)?.map(|said| layout::decode(said.into(), StoreTime::default()));
     record
@@ -100,7 +100,7 @@ pub(super) fn record(answer: Answer, key: &StoreKey) -> Result<Option<Record>, S
 }
 
 /// The server's answer, unless it is an error.
-pub(super) fn value(answer: Answer) -> Result<Value, StoreError> {
+pub(super) fn value(answer: RawReply) -> Result<Value, StoreError> {
     match answer? {
         Value::ServerError(error) => Err(errors::store_error(&error, None)),
         value => Ok(value),
@@ -108,7 +108,7 @@ pub(super) fn value(answer: Answer) -> Result<Value, StoreError> {
 }
 
 /// The bytes that the server returned for `key`, if any.
-fn bulk_string(answer: Answer, key: &StoreKey) -> Result<Option<Vec<u8>>, StoreError> {
+fn bulk_string(answer: RawReply, key: &StoreKey) -> Result<Option<Vec<u8>>, StoreError> {
     match answer? {
         Value::BulkString(said) => Ok(Some(said)),
         Value::Nil => Ok(None),

@@ -10,7 +10,7 @@ use oncegate_core::store::{Command, Store, StoreError};
 use parking_lot::MutexGuard;
 
 use super::request::Request;
-use super::{RedisStore, lane_of};
+use super::{RedisStore, pipe_of};
 
 /// The lease of the test record.
 const PROBE_LEASE: Duration = Duration::from_secs(1);
@@ -144,7 +144,7 @@ impl RedisStore {
             key: key.clone(),
             operation,
         };
-        let answers = self.apply(lane_of(&command), &[&command]).await;
+        let answers = self.apply(pipe_of(&command), &[&command]).await;
         answers.into_iter().find_map(Result::err).filter(is_refusal)
     }
 }

@@ -11,7 +11,7 @@ use redis::{Cmd, Value};
 
 use super::buckets::{Buckets, Names};
 use super::layout;
-use super::replies::{self, Answer};
+use super::replies::{self, RawReply};
 use super::request::{OVERHEAD_BYTES, Request, What};
 use super::shortcut::{self, First};
 use super::slots;
@@ -213,7 +213,7 @@ impl Scripts {
     pub(super) fn settled(
         &self,
         command: &Command,
-        answer: Answer,
+        answer: RawReply,
     ) -> Option<Result<Reply, StoreError>> {
         if self.buckets.is_some() && matches!(command.operation, Operation::Extend { .. }) {
             // A record that is not under its own key may be in its bucket.

@@ -20,7 +20,7 @@ use oncegate_core::store::{Command, StoreError};
 use redis::{Cmd, Value};
 
 use super::info::Info;
-use super::replies::Answer;
+use super::replies::RawReply;
 use super::scripts::Scripts;
 use super::sources::Verb;
 use super::witnesses::Completed;
@@ -221,7 +221,7 @@ impl Kind {
     /// alone.
     ///
     /// `Nil` settles a claim, and `Okay` a completion.
-    pub(super) fn answers(self, said: Value, count: usize) -> Vec<Answer> {
+    pub(super) fn answers(self, said: Value, count: usize) -> Vec<RawReply> {
         let settled = if self.verb == Verb::FirstClaims {
             Value::Nil
         } else {
@@ -253,7 +253,7 @@ impl Kind {
     }
 }
 
-fn unheard_of(count: usize) -> Vec<Answer> {
+fn unheard_of(count: usize) -> Vec<RawReply> {
     vec![
         Err(StoreError::unknown(
             "the server returned an unexpected answer"
@@ -268,7 +268,7 @@ fn unheard_of(count: usize) -> Vec<Answer> {
 /// once more.
 pub(super) fn settled(
     command: &Command,
-    answer: Answer,
+    answer: RawReply,
     durable: bool,
 ) -> Option<Result<Reply, StoreError>> {
     let granted = Grant {

@@ -15,10 +15,10 @@ use super::buckets::{marked, unmarked};
 use super::checkup::{self, Persistence};
 use super::durability::Durability;
 use super::info::Info;
-use super::link::LaneName;
+use super::link::PipeName;
 use super::request::Request;
 use super::topology::Topology;
-use super::{Inner, RedisStore, descriptor_key, is_heartbeat, lane_of, no_reply, replies};
+use super::{Inner, RedisStore, descriptor_key, is_heartbeat, no_reply, pipe_of, replies};
 use oncegate_store_toolkit::batch::MAX_BATCH_ITEMS;
 use oncegate_store_toolkit::clock;
 
@@ -32,8 +32,8 @@ impl Store for RedisStore {
             .filter(|command| refused_before.is_none() || !is_claim(command))
             .partition(|command| is_heartbeat(command));
         let (bulk, heartbeats) = join(
-            self.apply(LaneName::Bulk, &bulk),
-            self.apply(LaneName::Heartbeats, &heartbeats),
+            self.apply(PipeName::Bulk, &bulk),
+            self.apply(PipeName::Heartbeats, &heartbeats),
         )
         .await;
         let mut bulk = bulk.into_iter();
@@ -43,16 +43,16 @@ impl Store for RedisStore {
         commands
             .iter()
             .map(|command| {
-                // Such a claim was not sent, so the lane has no reply for it.
+                // Such a claim was not sent, so the pipe has no reply for it.
                 if let Some(refused) = refused_before.as_deref().filter(|_| is_claim(command)) {
                     return Err(StoreError::refused(refused));
                 }
-                let lane = if is_heartbeat(command) {
+                let pipe = if is_heartbeat(command) {
                     &mut heartbeats
                 } else {
                     &mut bulk
                 };
-                let reply = lane.next().unwrap_or_else(no_reply);
+                let reply = pipe.next().unwrap_or_else(no_reply);
                 match refused.as_ref().filter(|_| is_claim(command)) {
                     Some(refused) => Err(refused.clone()),
                     None => reply,
@@ -65,7 +65,7 @@ impl Store for RedisStore {
         if let Some(refused) = self.refusal_if_claim(&command) {
             return Err(refused);
         }
-        let reply = self.apply_one(lane_of(&command), &command).await;
+        let reply = self.apply_one(pipe_of(&command), &command).await;
         // A loss may have been noticed meanwhile, and then the server knows less than it should.
         self.refusal_if_claim(&command).map_or(reply, Err)
     }
@@ -76,7 +76,7 @@ impl Store for RedisStore {
         } = &*self.inner;
         let answers = topology
             .ask(
-                LaneName::Bulk,
+                PipeName::Bulk,
                 &keys,
                 |key| scripts.slot(key),
                 |key| scripts.read(key),
@@ -101,7 +101,7 @@ impl Store for RedisStore {
         let items: Vec<(usize, &StoreKey)> = keys.iter().enumerate().collect();
         let answers = topology
             .ask(
-                LaneName::Bulk,
+                PipeName::Bulk,
                 &items,
                 |(_, key)| scripts.slot(key),
                 |(position, key)| {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::cluster::Cluster;
-use super::link::{LaneName, Node};
+use super::link::{Node, PipeName};
 use super::no_answer;
-use super::replies::Answer;
+use super::replies::RawReply;
 use super::request::Request;
 
 /// The servers that hold the keys.
@@ -21,34 +21,34 @@ impl Topology {
     /// order of the items.
     pub(super) async fn ask<T: Sync>(
         &self,
-        lane: LaneName,
+        pipe: PipeName,
         items: &[T],
         slot: impl Fn(&T) -> u16 + Send,
         request: impl Fn(&T) -> Request + Send + Sync,
-    ) -> Vec<Answer> {
+    ) -> Vec<RawReply> {
         match self {
             Self::One(node) => {
                 let requests = items.iter().map(&request).collect();
-                node.ask(lane, requests).await
+                node.ask(pipe, requests).await
             }
-            Self::Cluster(cluster) => cluster.ask(lane, items, slot, request).await,
+            Self::Cluster(cluster) => cluster.ask(pipe, items, slot, request).await,
         }
     }
 
     /// Sends the request for one item.
     pub(super) async fn ask_one<T: Sync>(
         &self,
-        lane: LaneName,
+        pipe: PipeName,
         item: &T,
         slot: impl Fn(&T) -> u16 + Send,
         request: impl Fn(&T) -> Request + Send + Sync,
-    ) -> Answer {
+    ) -> RawReply {
         match self {
-            Self::One(node) => node.ask_one(lane, request(item)).await,
+            Self::One(node) => node.ask_one(pipe, request(item)).await,
             Self::Cluster(cluster) => {
                 // Boxed: otherwise the future of every message would be larger.
                 let answers =
-                    Box::pin(cluster.ask(lane, std::slice::from_ref(item), slot, request)).await;
+                    Box::pin(cluster.ask(pipe, std::slice::from_ref(item), slot, request)).await;
                 answers.into_iter().next().unwrap_or_else(no_answer)
             }
         }
@@ -59,10 +59,10 @@ impl Topology {
     pub(super) async fn ask_all(
         &self,
         request: impl Fn() -> Request + Send,
-    ) -> Vec<(Arc<str>, Answer)> {
+    ) -> Vec<(Arc<str>, RawReply)> {
         match self {
             Self::One(node) => {
-                let answers = node.ask(LaneName::Bulk, vec![request()]).await;
+                let answers = node.ask(PipeName::Bulk, vec![request()]).await;
                 answers
                     .into_iter()
                     .map(|answer| (Arc::clone(&node.address), answer))

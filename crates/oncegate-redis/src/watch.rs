@@ -17,7 +17,7 @@ use tokio::time::sleep;
 
 use super::cluster::Primary;
 use super::info::Info;
-use super::link::LaneName;
+use super::link::PipeName;
 use super::losses::Losses;
 use super::memory::{self, FullestServer};
 use super::request::Request;
@@ -81,7 +81,7 @@ async fn check(losses: &Losses, primary: &Primary) -> Option<Checked> {
     let requests = std::iter::once(Request::info())
         .chain(question.commands().map(Request::plain))
         .collect();
-    let answers = primary.node.ask(LaneName::Heartbeats, requests).await;
+    let answers = primary.node.ask(PipeName::Heartbeats, requests).await;
     // A server that does not answer is checked when it answers again.
     let values = answers
         .into_iter()

@@ -6,8 +6,8 @@
 //! claim of a key that has no record, and the completion of a claim by its owner, are one statement
 //! each, without a read before.
 //!
-//! - `file`: opens the file, or refuses it; `place`: its location; `row`: a record as readable
-//!   columns; `clock`
+//! - `file`: opens the file, or refuses it; `opened_file`: whether it still is the one that was
+//!   opened; `row`: a record as readable columns; `clock`
 //! - `commit`: completes a record inside the user's transaction; `transactional`: transactions that
 //!   the runtime opens, and `sessions`: what each process has received for them
 //! - `outbox`: messages that are written in the user's transaction and published by a relay
@@ -36,7 +36,7 @@
 //!   arrive. It waits for them as long as the last commit took, at most 1 ms. Gathering first and
 //!   executing afterwards would add the two times.
 //! - A claim changes an arbitrary page of the index, a completion one that was just written. So
-//!   when many commands wait, claims get transactions of their own (`queue::Lane`): 256 of them
+//!   when many commands wait, claims get transactions of their own (`queue::JobClass`): 256 of them
 //!   change fewer pages than twice 128.
 //! - The writing thread remembers the row that a claim has made (`row::Claimed`), so that its
 //!   completion needs no index. It is a hint: other processes add and delete rows, so key and token
@@ -83,8 +83,8 @@ mod errors;
 mod file;
 mod journal;
 mod log;
+mod opened_file;
 mod outbox;
-mod place;
 mod purge;
 mod queue;
 mod reader;
@@ -409,7 +409,7 @@ impl Store for SqliteStore {
         let path = self.inner.settings.path.clone();
         self.inner
             .writer
-            .ask(move |connection| place::check(connection, &path))
+            .ask(move |connection| opened_file::check(connection, &path))
             .await
     }
 }

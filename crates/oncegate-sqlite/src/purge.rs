@@ -15,13 +15,13 @@ use tracing::warn;
 
 use super::errors::{self, Trouble};
 use super::file::{self, Settings};
-use super::place::Place;
-use super::queue::{Job, Lane, Queue, Turn};
+use super::opened_file::OpenedFile;
+use super::queue::{Job, JobClass, Queue, Turn};
 use super::row::{self, Rows};
 use super::thread::Worker;
 use super::writer::Removals;
 use oncegate_store_toolkit::archive::{Expired, SharedArchive};
-use oncegate_store_toolkit::purge::{Backlog, Pace, Work};
+use oncegate_store_toolkit::purge::{Backlog, Pace, PurgeStep};
 
 /// The most rows that one step reads, and removes.
 const STEP_ROWS: usize = 4_000;
@@ -40,7 +40,7 @@ const RETRY_REST: Duration = Duration::from_secs(1);
 pub(super) enum Nothing {}
 
 impl Job for Nothing {
-    fn lane(&self) -> Lane {
+    fn class(&self) -> JobClass {
         match *self {}
     }
 
@@ -75,7 +75,7 @@ pub(super) async fn start(
             let now = Instant::now();
             Ok(Purge {
                 connection: file::open_for_reading(&settings)?,
-                place: Place::of(&settings.path),
+                place: OpenedFile::of(&settings.path),
                 pace: Pace::new(rest),
                 archive: settings.archive,
                 removals,
@@ -91,7 +91,7 @@ pub(super) async fn start(
 
 struct Purge {
     connection: Connection,
-    place: Place,
+    place: OpenedFile,
     pace: Pace,
     archive: Option<SharedArchive>,
     removals: Removals,
@@ -108,7 +108,7 @@ struct Walk {
     last_began: Instant,
     /// The last row that was read; 0 at the beginning.
     after: i64,
-    work: Work,
+    work: PurgeStep,
     /// The expiry of the oldest record that could not be removed, in the store's time.
     left_ms: Option<i64>,
 }
@@ -119,7 +119,7 @@ impl Walk {
             began,
             last_began,
             after: 0,
-            work: Work::default(),
+            work: PurgeStep::default(),
             left_ms: None,
         }
     }
@@ -175,7 +175,7 @@ impl Purge {
         if !expired.is_empty() {
             self.remove(expired)?;
         }
-        let step = Work {
+        let step = PurgeStep {
             took: began.elapsed(),
             met,
             expired: found,
@@ -189,7 +189,7 @@ impl Purge {
         let walk = &self.walk;
         self.backlog
             .walked(walk.began, walk.work.expired > 0, walk.left_ms.map(age));
-        let work = Work {
+        let work = PurgeStep {
             took: walk.began.elapsed(),
             ..walk.work
         };

@@ -9,12 +9,12 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 /// The most commands or keys in the queue; further ones fail with "unavailable".
 const MAX_WAITING: usize = 65_536;
 
-/// From this size on, a turn takes the jobs of one lane only.
+/// From this size on, a turn takes the jobs of one class only.
 const ALIKE: usize = 64;
 
-/// The lane of a job in the queue.
+/// The class of a job in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lane {
+pub(super) enum JobClass {
     /// Overtakes all others, and can share a turn with any of them.
     Urgent,
     Early,
@@ -24,8 +24,8 @@ pub(super) enum Lane {
 
 /// A unit of work that a thread does for a caller.
 pub(super) trait Job {
-    /// Returns its lane in the queue.
-    fn lane(&self) -> Lane;
+    /// Returns its class in the queue.
+    fn class(&self) -> JobClass;
 
     /// Returns its size, as part of a batch.
     fn size(&self) -> usize;
@@ -54,8 +54,8 @@ struct Waiting<J> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SoFar {
     pub(super) size: usize,
-    /// The lane of the last job.
-    pub(super) lane: Lane,
+    /// The class of the last job.
+    pub(super) class: JobClass,
 }
 
 /// The next work of a thread.
@@ -99,12 +99,12 @@ impl<J: Job> Queue<J> {
             ));
         }
         waiting.size += job.size();
-        let lane = job.lane();
-        waiting.lane(lane).push_back(job);
+        let class = job.class();
+        waiting.class(class).push_back(job);
         let size = waiting.size;
         let sleeper = waiting
             .wanted
-            .take_if(|wanted| lane == Lane::Urgent || size >= *wanted);
+            .take_if(|wanted| class == JobClass::Urgent || size >= *wanted);
         drop(waiting);
         // Notifying is a system call even when no thread sleeps.
         if sleeper.is_some() {
@@ -176,8 +176,8 @@ impl<J: Job> Queue<J> {
     pub(super) fn abandon(&self) {
         let mut waiting = self.waiting();
         waiting.closed = true;
-        for lane in [Lane::Urgent, Lane::Early, Lane::Late] {
-            waiting.lane(lane).clear();
+        for class in [JobClass::Urgent, JobClass::Early, JobClass::Late] {
+            waiting.class(class).clear();
         }
     }
 
@@ -188,11 +188,11 @@ impl<J: Job> Queue<J> {
 }
 
 impl<J> Waiting<J> {
-    fn lane(&mut self, lane: Lane) -> &mut VecDeque<J> {
-        match lane {
-            Lane::Urgent => &mut self.urgent,
-            Lane::Early => &mut self.early,
-            Lane::Late => &mut self.late,
+    fn class(&mut self, class: JobClass) -> &mut VecDeque<J> {
+        match class {
+            JobClass::Urgent => &mut self.urgent,
+            JobClass::Early => &mut self.early,
+            JobClass::Late => &mut self.late,
         }
     }
 
@@ -200,18 +200,18 @@ impl<J> Waiting<J> {
         self.urgent.is_empty() && self.early.is_empty() && self.late.is_empty()
     }
 
-    /// The lane of the next job of a turn, if one may join it.
-    fn next_lane(&self, so_far: Option<SoFar>) -> Option<Lane> {
+    /// The class of the next job of a turn, if one may join it.
+    fn next_class(&self, so_far: Option<SoFar>) -> Option<JobClass> {
         let has_enough = so_far.is_some_and(|so_far| so_far.size >= ALIKE);
-        let last = so_far.map(|so_far| so_far.lane).filter(|_| has_enough);
-        // A turn that is large enough takes further jobs of its last lane only.
-        let may = |lane| last.is_none_or(|last| last == lane || last == Lane::Urgent);
+        let last = so_far.map(|so_far| so_far.class).filter(|_| has_enough);
+        // A turn that is large enough takes further jobs of its last class only.
+        let may = |class| last.is_none_or(|last| last == class || last == JobClass::Urgent);
         if !self.urgent.is_empty() {
-            Some(Lane::Urgent)
-        } else if !self.early.is_empty() && may(Lane::Early) {
-            Some(Lane::Early)
-        } else if !self.late.is_empty() && may(Lane::Late) {
-            Some(Lane::Late)
+            Some(JobClass::Urgent)
+        } else if !self.early.is_empty() && may(JobClass::Early) {
+            Some(JobClass::Early)
+        } else if !self.late.is_empty() && may(JobClass::Late) {
+            Some(JobClass::Late)
         } else {
             None
         }
@@ -222,8 +222,8 @@ impl<J: Job> Waiting<J> {
     fn take(&mut self, most: usize, mut so_far: Option<SoFar>) -> Vec<J> {
         let mut jobs: Vec<J> = Vec::new();
         let mut size = 0;
-        while let Some(lane) = self.next_lane(so_far) {
-            let Some(job) = self.lane(lane).pop_front_if(|job| {
+        while let Some(class) = self.next_class(so_far) {
+            let Some(job) = self.class(class).pop_front_if(|job| {
                 so_far.is_none() || (size + job.size() <= most && !job.alone())
             }) else {
                 break;
@@ -232,7 +232,7 @@ impl<J: Job> Waiting<J> {
             size += job.size();
             so_far = Some(SoFar {
                 size: so_far.map_or(0, |so_far| so_far.size) + job.size(),
-                lane,
+                class,
             });
             let alone = job.alone();
             jobs.push(job);
@@ -252,13 +252,13 @@ mod tests {
     struct Numbered {
         number: usize,
         size: usize,
-        lane: Lane,
+        class: JobClass,
         alone: bool,
     }
 
     impl Job for Numbered {
-        fn lane(&self) -> Lane {
-            self.lane
+        fn class(&self) -> JobClass {
+            self.class
         }
 
         fn size(&self) -> usize {
@@ -274,7 +274,7 @@ mod tests {
         Numbered {
             number,
             size,
-            lane: Lane::Early,
+            class: JobClass::Early,
             alone: false,
         }
     }
@@ -313,7 +313,7 @@ mod tests {
 
     fn urgent(number: usize) -> Numbered {
         Numbered {
-            lane: Lane::Urgent,
+            class: JobClass::Urgent,
             ..job(number, 1)
         }
     }
@@ -338,7 +338,7 @@ mod tests {
     fn more(queue: &Queue<Numbered>, wanted: usize) -> Vec<usize> {
         let so_far = SoFar {
             size: 1,
-            lane: Lane::Early,
+            class: JobClass::Early,
         };
         let jobs = queue.take_more(so_far, 10, wanted, Duration::from_secs(600));
         numbers(&jobs)
@@ -369,14 +369,14 @@ mod tests {
             for _ in 0..PUSHERS {
                 scope.spawn(|| {
                     for number in 0..EACH {
-                        let lane = if number % 50 == 0 {
-                            Lane::Urgent
+                        let class = if number % 50 == 0 {
+                            JobClass::Urgent
                         } else {
-                            Lane::Early
+                            JobClass::Early
                         };
                         queue
                             .push(Numbered {
-                                lane,
+                                class,
                                 ..job(number, 1)
                             })
                             .unwrap();
@@ -394,7 +394,7 @@ mod tests {
                 taken += jobs.len();
                 let so_far = SoFar {
                     size: jobs.len(),
-                    lane: Lane::Early,
+                    class: JobClass::Early,
                 };
                 let wanted = 3.min(PUSHERS * EACH - taken);
                 let asked = Instant::now();
@@ -427,14 +427,14 @@ mod tests {
         assert_eq!(taken(&queue), [2]);
         let so_far = SoFar {
             size: 1,
-            lane: Lane::Late,
+            class: JobClass::Late,
         };
         assert!(queue.take_more(so_far, 10, 1, Duration::ZERO).is_empty());
     }
 
     fn late(number: usize, size: usize) -> Numbered {
         Numbered {
-            lane: Lane::Late,
+            class: JobClass::Late,
             ..job(number, size)
         }
     }
@@ -461,13 +461,13 @@ mod tests {
         assert_eq!(numbers(&first), [2, 4]);
         let early = SoFar {
             size: 2 * ALIKE,
-            lane: Lane::Early,
+            class: JobClass::Early,
         };
         let more = queue.take_more(early, most, 1, Duration::ZERO);
         assert!(more.is_empty());
         let late = SoFar {
             size: ALIKE,
-            lane: Lane::Late,
+            class: JobClass::Late,
         };
         let more = queue.take_more(late, most, 1, Duration::ZERO);
         assert_eq!(numbers(&more), [1, 3]);

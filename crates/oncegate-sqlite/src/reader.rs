@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 
 use super::errors::{self, Trouble};
 use super::file::{self, Settings};
-use super::place::Place;
-use super::queue::{Job, Lane, Queue, Turn};
+use super::opened_file::OpenedFile;
+use super::queue::{Job, JobClass, Queue, Turn};
 use super::row::{self, Rows};
 use super::thread::{self, Worker};
 
@@ -38,8 +38,8 @@ enum Question {
 }
 
 impl Job for Question {
-    fn lane(&self) -> Lane {
-        Lane::Early
+    fn class(&self) -> JobClass {
+        JobClass::Early
     }
 
     fn size(&self) -> usize {
@@ -66,7 +66,7 @@ impl Reader {
             move || {
                 Ok(ReaderThread {
                     connection: file::open_for_reading(&settings)?,
-                    place: Place::of(&settings.path),
+                    place: OpenedFile::of(&settings.path),
                 })
             },
             ReaderThread::run,
@@ -110,7 +110,7 @@ impl Reader {
 /// The state of the reading thread.
 struct ReaderThread {
     connection: Connection,
-    place: Place,
+    place: OpenedFile,
 }
 
 impl ReaderThread {

@@ -22,7 +22,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::commit::complete;
 use super::errors::{self, Trouble};
-use super::place::Place;
+use super::opened_file::OpenedFile;
 use super::row::Rows;
 use super::{SqliteStore, file, row};
 
@@ -48,7 +48,7 @@ pub struct SqliteTransactions {
 /// A connection for transactions, and the file that it is on.
 struct Effects {
     connection: Connection,
-    place: Place,
+    place: OpenedFile,
 }
 
 impl SqliteStore {
@@ -73,7 +73,7 @@ impl SqliteTransactions {
             Some(effects) => effects,
             None => {
                 let settings = &self.store.inner.settings;
-                let place = Place::of(&settings.path);
+                let place = OpenedFile::of(&settings.path);
                 let connection = file::open_for_effects(settings)?;
                 // The wait for other writers has jitter, and is not SQLite's own.
                 let waits = connection.busy_timeout(Duration::ZERO);

@@ -16,7 +16,7 @@ use self::transactions::Transactions;
 use super::errors::Trouble;
 use super::file::Settings;
 use super::purge::{self, ExpiredRow};
-use super::queue::{Job, Lane, Queue, SoFar, Turn};
+use super::queue::{Job, JobClass, Queue, SoFar, Turn};
 use super::row::{self, Claimed, Rows};
 use super::thread::{self, Worker};
 
@@ -57,7 +57,7 @@ pub(super) struct Batch {
     asked: Vec<Asked>,
 }
 
-impl From<Batch> for Vec<Answer> {
+impl From<Batch> for Vec<CommandResult> {
     fn from(batch: Batch) -> Self {
         batch.answers().collect()
     }
@@ -66,10 +66,10 @@ impl From<Batch> for Vec<Answer> {
 /// A command, and its answer once there is one.
 struct Asked {
     command: Command,
-    answer: Option<Answer>,
+    answer: Option<CommandResult>,
 }
 
-type Answer = Result<Reply, StoreError>;
+type CommandResult = Result<Reply, StoreError>;
 
 impl Batch {
     fn of(commands: Vec<Command>) -> Self {
@@ -85,7 +85,7 @@ impl Batch {
     }
 
     /// The answers, in the order of the commands.
-    pub(super) fn answers(self) -> impl Iterator<Item = Answer> {
+    pub(super) fn answers(self) -> impl Iterator<Item = CommandResult> {
         self.asked.into_iter().map(|asked| {
             asked
                 .answer
@@ -95,7 +95,7 @@ impl Batch {
 }
 
 /// A job for the writing thread.
-enum Work {
+enum WriteJob {
     /// Commands that may share a transaction with others.
     Commands {
         batch: Batch,
@@ -105,11 +105,11 @@ enum Work {
     Task(Box<dyn FnOnce(&mut Transactions) + Send>),
 }
 
-impl Job for Work {
-    fn lane(&self) -> Lane {
+impl Job for WriteJob {
+    fn class(&self) -> JobClass {
         match self {
-            Self::Commands { batch, .. } => batch.lane(),
-            Self::Task(_) => Lane::Early,
+            Self::Commands { batch, .. } => batch.class(),
+            Self::Task(_) => JobClass::Early,
         }
     }
 
@@ -127,7 +127,7 @@ impl Job for Work {
 
 /// The callers' handle on the writing thread.
 pub(super) struct Writer {
-    worker: Worker<Work>,
+    worker: Worker<WriteJob>,
     counters: Arc<Counters>,
 }
 
@@ -174,7 +174,7 @@ impl Writer {
 
     fn queue(&self, batch: Batch) -> Result<oneshot::Receiver<Batch>, StoreError> {
         let (caller, answered) = oneshot::channel();
-        self.worker.push(Work::Commands { batch, caller })?;
+        self.worker.push(WriteJob::Commands { batch, caller })?;
         Ok(answered)
     }
 
@@ -208,9 +208,9 @@ impl Writer {
 /// Work in a separate transaction, and the channel for its answer.
 fn task<T: Send + 'static>(
     mut task: impl FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
-) -> (Work, oneshot::Receiver<Result<T, StoreError>>) {
+) -> (WriteJob, oneshot::Receiver<Result<T, StoreError>>) {
     let (answer, answered) = oneshot::channel();
-    let work = Work::Task(Box::new(move |transactions| {
+    let work = WriteJob::Task(Box::new(move |transactions| {
         // The caller may be gone; then the answer is dropped.
         let _ = answer.send(transactions.write(|connection, _| task(connection)));
     }));
@@ -223,7 +223,7 @@ fn thread_ended(_: oneshot::error::RecvError) -> StoreError {
 
 /// The purge's handle on the writing thread.
 pub(super) struct Removals {
-    queue: Arc<Queue<Work>>,
+    queue: Arc<Queue<WriteJob>>,
     counters: Arc<Counters>,
 }
 
@@ -256,7 +256,7 @@ struct WriterThread {
 }
 
 impl WriterThread {
-    fn run(mut self, queue: &Queue<Work>) {
+    fn run(mut self, queue: &Queue<WriteJob>) {
         loop {
             match queue.take(MAX_TRANSACTION_COMMANDS, PATIENCE) {
                 Turn::Jobs(jobs) => self.work(jobs, queue),
@@ -266,7 +266,7 @@ impl WriterThread {
         }
     }
 
-    fn work(&mut self, jobs: Vec<Work>, queue: &Queue<Work>) {
+    fn work(&mut self, jobs: Vec<WriteJob>, queue: &Queue<WriteJob>) {
         let mut group = Group::new(
             queue,
             self.expected,
@@ -274,8 +274,8 @@ impl WriterThread {
         );
         for job in jobs {
             match job {
-                Work::Task(task) => task(&mut self.transactions),
-                Work::Commands { batch, caller } => group.add(batch, caller),
+                WriteJob::Task(task) => task(&mut self.transactions),
+                WriteJob::Commands { batch, caller } => group.add(batch, caller),
             }
         }
         if group.batches.is_empty() {
@@ -307,21 +307,21 @@ impl Batch {
     /// if there are many: each changes an arbitrary page of the index, and the more of them share a
     /// transaction, the fewer pages are written per claim.
     ///
-    /// Benchmark: `scripts/bench sqlite`. With claims in the lane of the rest, its workload took
+    /// Benchmark: `scripts/bench sqlite`. With claims in the class of the rest, its workload took
     /// 1.05 times the processor time with 256 in flight on a new file, and 1.09 times with 1,024 in
     /// flight and 200,000 records held (medians of eight pairs of runs on a busy machine, 0.99 to
     /// 1.31).
-    fn lane(&self) -> Lane {
+    fn class(&self) -> JobClass {
         let mut operations = self.asked.iter().map(|asked| &asked.command.operation);
         if operations
             .clone()
             .all(|operation| matches!(operation, Operation::Extend { .. }))
         {
-            Lane::Urgent
+            JobClass::Urgent
         } else if operations.all(|operation| matches!(operation, Operation::Claim { .. })) {
-            Lane::Late
+            JobClass::Late
         } else {
-            Lane::Early
+            JobClass::Early
         }
     }
 
@@ -356,7 +356,7 @@ impl Batch {
 
 /// The callers whose commands share a transaction.
 struct Group<'q> {
-    queue: &'q Queue<Work>,
+    queue: &'q Queue<WriteJob>,
     batches: Vec<Batch>,
     callers: Vec<oneshot::Sender<Batch>>,
     so_far: SoFar,
@@ -367,10 +367,10 @@ struct Group<'q> {
 }
 
 impl<'q> Group<'q> {
-    fn new(queue: &'q Queue<Work>, expected: usize, patience: Duration) -> Self {
+    fn new(queue: &'q Queue<WriteJob>, expected: usize, patience: Duration) -> Self {
         let so_far = SoFar {
             size: 0,
-            lane: Lane::Urgent,
+            class: JobClass::Urgent,
         };
         Self {
             queue,
@@ -385,7 +385,7 @@ impl<'q> Group<'q> {
     fn add(&mut self, batch: Batch, caller: oneshot::Sender<Batch>) {
         self.so_far = SoFar {
             size: self.so_far.size + batch.asked.len(),
-            lane: batch.lane(),
+            class: batch.class(),
         };
         self.batches.push(batch);
         self.callers.push(caller);
@@ -437,7 +437,7 @@ impl<'q> Group<'q> {
         let more = self.queue.take_more(self.so_far, room, wanted, patience);
         let came = !more.is_empty();
         for work in more {
-            if let Work::Commands { batch, caller } = work {
+            if let WriteJob::Commands { batch, caller } = work {
                 self.add(batch, caller);
             }
         }

@@ -12,7 +12,7 @@ use aws_sdk_sqs::types::{
     DeleteMessageBatchRequestEntry, Message, MessageSystemAttributeName,
 };
 
-use super::held::{Answer, Change, Target};
+use super::held::{Change, EntryResult, Target};
 use super::settings::CONNECT_TIMEOUT;
 
 /// Time limit of a call that does not wait for messages.
@@ -207,7 +207,7 @@ impl Api {
     }
 
     /// Deletes at most ten messages; the answers are in the same order.
-    pub(crate) async fn delete(&self, targets: &[Target]) -> Result<Vec<Answer>, CallError> {
+    pub(crate) async fn delete(&self, targets: &[Target]) -> Result<Vec<EntryResult>, CallError> {
         let mut call = self.calls.delete_message_batch().queue_url(&self.url);
         for (position, target) in targets.iter().enumerate() {
             let entry = DeleteMessageBatchRequestEntry::builder().id(position.to_string());
@@ -222,7 +222,7 @@ impl Api {
     pub(crate) async fn change_visibility(
         &self,
         changes: &[Change],
-    ) -> Result<Vec<Answer>, CallError> {
+    ) -> Result<Vec<EntryResult>, CallError> {
         let mut call = self
             .calls
             .change_message_visibility_batch()
@@ -275,19 +275,19 @@ fn answers<'a>(
     count: usize,
     done: impl Iterator<Item = &'a str>,
     failed: &[BatchResultErrorEntry],
-) -> Vec<Answer> {
-    let mut answers = vec![Answer::Failed; count];
+) -> Vec<EntryResult> {
+    let mut answers = vec![EntryResult::Failed; count];
     for id in done {
         if let Some(answer) = answer_mut(&mut answers, id) {
-            *answer = Answer::Done;
+            *answer = EntryResult::Done;
         }
     }
     for entry in failed {
         if let Some(answer) = answer_mut(&mut answers, &entry.id) {
             *answer = if GONE.contains(&entry.code.as_str()) {
-                Answer::Gone
+                EntryResult::Gone
             } else {
-                Answer::Failed
+                EntryResult::Failed
             };
         }
     }
@@ -322,11 +322,11 @@ mod tests {
         assert_eq!(
             answers(5, ["4", "0", "x"].into_iter(), &failures),
             [
-                Answer::Done,
-                Answer::Gone,
-                Answer::Failed,
-                Answer::Failed,
-                Answer::Done
+                EntryResult::Done,
+                EntryResult::Gone,
+                EntryResult::Failed,
+                EntryResult::Failed,
+                EntryResult::Done
             ]
         );
     }

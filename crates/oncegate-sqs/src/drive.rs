@@ -13,7 +13,7 @@ use tracing::{error, info, warn};
 use super::api::{Api, Attempt, CallError, Poll};
 use super::convert::Reader;
 use super::events;
-use super::held::{Answer, Change, Group, Target};
+use super::held::{Change, EntryResult, Group, Target};
 use super::hub::{End, Fetched, Hub};
 use super::payloads::{self, Payloads};
 use super::receivers::Receivers;
@@ -54,13 +54,13 @@ struct Polled {
 
 struct Deleted {
     targets: Vec<Target>,
-    result: Result<Vec<Answer>, CallError>,
+    result: Result<Vec<EntryResult>, CallError>,
 }
 
 struct Changed {
     changes: Vec<Change>,
     sent_at: Instant,
-    result: Result<Vec<Answer>, CallError>,
+    result: Result<Vec<EntryResult>, CallError>,
 }
 
 impl Driver {
@@ -403,7 +403,7 @@ impl Driver {
                     .held
                     .note_change(now, sent_at, change, answer, rand::random()),
             );
-            let done = u64::from(answer == Answer::Done);
+            let done = u64::from(answer == EntryResult::Done);
             if change.keep {
                 extended += done;
             } else {
@@ -433,13 +433,13 @@ impl Driver {
         &self,
         operation: &'static str,
         count: usize,
-        result: Result<Vec<Answer>, CallError>,
-    ) -> Vec<Answer> {
+        result: Result<Vec<EntryResult>, CallError>,
+    ) -> Vec<EntryResult> {
         match result {
             Ok(answers) => {
                 let failed = answers
                     .iter()
-                    .filter(|answer| **answer == Answer::Failed)
+                    .filter(|answer| **answer == EntryResult::Failed)
                     .count();
                 if failed == 0 {
                     self.hub.failures.succeeded(operation);
@@ -459,7 +459,7 @@ impl Driver {
             }
             Err(error) => {
                 self.report(operation, &error, 1);
-                vec![Answer::Failed; count]
+                vec![EntryResult::Failed; count]
             }
         }
     }

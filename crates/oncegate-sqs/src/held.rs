@@ -60,7 +60,7 @@ pub(crate) struct Change {
 
 /// The answer of a call for one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum EntryResult {
     Done,
     /// The receipt handle is no longer valid: the message was received again, or deleted.
     Gone,
@@ -339,7 +339,7 @@ impl Held {
         &mut self,
         now: Instant,
         target: &Target,
-        answer: Answer,
+        answer: EntryResult,
         fraction: f64,
     ) -> bool {
         let Some(entry) = self
@@ -352,16 +352,16 @@ impl Held {
         match answer {
             // It was received again meanwhile, and only the newest receipt handle is sure to delete
             // it.
-            Answer::Done | Answer::Gone if entry.handle != target.handle => {
+            EntryResult::Done | EntryResult::Gone if entry.handle != target.handle => {
                 self.deletes.push(now, Arc::clone(&target.id));
             }
             // Without a valid receipt handle, the message may come as another delivery, which its
             // record answers.
-            Answer::Done | Answer::Gone => {
+            EntryResult::Done | EntryResult::Gone => {
                 self.forget(&target.id);
-                return answer == Answer::Gone;
+                return answer == EntryResult::Gone;
             }
-            Answer::Failed => {
+            EntryResult::Failed => {
                 entry.failures += 1;
                 let again_at = now + REPEAT_BACKOFF.wait(entry.failures, fraction);
                 self.deletes.push_later(again_at, Arc::clone(&target.id));
@@ -377,7 +377,7 @@ impl Held {
         now: Instant,
         sent_at: Instant,
         change: &Change,
-        answer: Answer,
+        answer: EntryResult,
         fraction: f64,
     ) -> bool {
         let id = &change.target.id;
@@ -388,10 +388,10 @@ impl Held {
         if change.keep {
             entry.extending = false;
             let current = entry.handle == change.target.handle;
-            if answer == Answer::Done && current {
+            if answer == EntryResult::Done && current {
                 entry.visible_at = sent_at + change.visibility;
                 entry.extend_at = sent_at + change.visibility / EXTENDS_PER_VISIBILITY;
-            } else if answer == Answer::Failed {
+            } else if answer == EntryResult::Failed {
                 entry.extend_at = now + visibility / REPEATS_PER_VISIBILITY;
             }
             // It was returned meanwhile, and waited for this answer.
@@ -399,7 +399,7 @@ impl Held {
                 self.returns.push(now + SHORT_WAIT, Arc::clone(id));
                 return false;
             }
-            let lost = answer == Answer::Gone && current && entry.state == EntryState::InHand;
+            let lost = answer == EntryResult::Gone && current && entry.state == EntryState::InHand;
             return lost && entry.lose();
         }
         if !matches!(entry.state, EntryState::Returning { .. })
@@ -408,10 +408,10 @@ impl Held {
             return false;
         }
         match answer {
-            Answer::Done | Answer::Gone => {
+            EntryResult::Done | EntryResult::Gone => {
                 self.forget(id);
             }
-            Answer::Failed => {
+            EntryResult::Failed => {
                 entry.failures += 1;
                 let again_at = now + REPEAT_BACKOFF.wait(entry.failures, fraction);
                 self.returns.push_later(again_at, Arc::clone(id));

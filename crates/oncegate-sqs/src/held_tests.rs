@@ -43,7 +43,7 @@ impl World {
             .give_back(self.at(seconds), &id.into(), admitted.delivery, delay);
     }
 
-    fn changed(&mut self, seconds: u64, change: &Change, answer: Answer) -> bool {
+    fn changed(&mut self, seconds: u64, change: &Change, answer: EntryResult) -> bool {
         let now = self.at(seconds);
         self.held.note_change(now, now, change, answer, 0.0)
     }
@@ -83,7 +83,7 @@ fn a_visibility_is_extended_when_half_of_it_is_over_and_goes_on() {
             world.due(30 * round + 1).extends.is_empty(),
             "one at a time"
         );
-        assert!(!world.changed(30 * round, &batch[0], Answer::Done));
+        assert!(!world.changed(30 * round, &batch[0], EntryResult::Done));
     }
     assert!(!admitted.lost.is_cancelled());
     assert!(world.may_start(300, "a", &admitted));
@@ -109,7 +109,7 @@ fn an_unextended_message_is_lost_in_time_and_only_once() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");
     let due = world.due(30);
-    world.changed(31, &due.extends[0][0], Answer::Failed);
+    world.changed(31, &due.extends[0][0], EntryResult::Failed);
     assert!(world.due(36).extends.is_empty());
     assert_eq!(
         world.due(37).extends.len(),
@@ -133,7 +133,7 @@ fn a_handle_that_is_no_longer_good_loses_the_message_at_once() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");
     let due = world.due(30);
-    assert!(world.changed(30, &due.extends[0][0], Answer::Gone));
+    assert!(world.changed(30, &due.extends[0][0], EntryResult::Gone));
     assert!(admitted.lost.is_cancelled());
 }
 
@@ -144,7 +144,7 @@ fn twelve_hours_after_its_receive_nothing_is_extended() {
     let mut last_extended = 0;
     for seconds in 0..=12 * 3_600 {
         for change in world.due(seconds).extends.into_iter().flatten() {
-            world.changed(seconds, &change, Answer::Done);
+            world.changed(seconds, &change, EntryResult::Done);
             last_extended = seconds;
         }
     }
@@ -170,7 +170,7 @@ fn the_last_extension_takes_what_is_left_of_twelve_hours() {
         let mut calls = 0;
         for seconds in 0..12 * HOUR {
             for change in world.due(seconds).extends.into_iter().flatten() {
-                world.changed(seconds, &change, Answer::Done);
+                world.changed(seconds, &change, EntryResult::Done);
                 hidden_until = seconds + change.visibility.as_secs();
                 calls += 1;
             }
@@ -212,21 +212,21 @@ fn deletes_use_the_newest_handle_and_repeat_until_they_succeed() {
     assert!(
         !world
             .held
-            .note_delete(world.at(2), &first[0], Answer::Done, 0.0)
+            .note_delete(world.at(2), &first[0], EntryResult::Done, 0.0)
     );
     let second = world.deletes(2);
     assert_eq!(&*second[0].handle, "a@2");
     assert!(
         !world
             .held
-            .note_delete(world.at(3), &second[0], Answer::Failed, 0.0)
+            .note_delete(world.at(3), &second[0], EntryResult::Failed, 0.0)
     );
     assert!(world.deletes(3).is_empty(), "not before its back-off");
     assert_eq!(world.deletes(4).len(), 1);
     assert!(
         !world
             .held
-            .note_delete(world.at(4), &second[0], Answer::Done, 0.0)
+            .note_delete(world.at(4), &second[0], EntryResult::Done, 0.0)
     );
     assert!(world.held.is_empty() && world.held.undeleted() == 0);
 }
@@ -240,7 +240,7 @@ fn a_delete_with_an_outdated_handle_is_not_taken_for_success() {
     assert!(
         world
             .held
-            .note_delete(world.at(2), &target, Answer::Gone, 0.0)
+            .note_delete(world.at(2), &target, EntryResult::Gone, 0.0)
     );
     assert!(world.held.is_empty());
 }
@@ -312,7 +312,7 @@ fn a_retry_is_set_after_the_heartbeat_that_is_under_way() {
     let heartbeat = world.due(30).extends.remove(0).remove(0);
     world.give_back(30, "a", &admitted, 10);
     assert!(world.returns(31).is_empty(), "it would be overwritten");
-    assert!(!world.changed(32, &heartbeat, Answer::Done));
+    assert!(!world.changed(32, &heartbeat, EntryResult::Done));
     let [change] = &world.returns(32)[..] else {
         panic!("one")
     };
@@ -321,11 +321,11 @@ fn a_retry_is_set_after_the_heartbeat_that_is_under_way() {
         (Duration::from_secs(8), false),
         "what is left of the delay"
     );
-    assert!(!world.changed(33, change, Answer::Failed));
+    assert!(!world.changed(33, change, EntryResult::Failed));
     let [change] = &world.returns(34)[..] else {
         panic!("again")
     };
-    world.changed(34, change, Answer::Done);
+    world.changed(34, change, EntryResult::Done);
     assert!(world.held.is_empty() && world.due(50).extends.is_empty());
 }
 
@@ -336,7 +336,7 @@ fn a_delivery_that_is_over_changes_nothing_of_the_next_one() {
     world.give_back(1, "a", &first, 0);
     let change = world.returns(1).remove(0);
     let second = world.admit(2, "a");
-    assert!(!world.changed(2, &change, Answer::Done));
+    assert!(!world.changed(2, &change, EntryResult::Done));
     world.give_back(3, "a", &first, 0);
     world.held.ack(world.at(3), &"a".into(), first.delivery);
     assert!(world.returns(3).is_empty() && world.deletes(3).is_empty());
@@ -358,9 +358,9 @@ fn nothing_later_of_a_group_starts_after_a_return_or_a_loss() {
         if lost {
             for change in world.due(30).extends.into_iter().flatten() {
                 let answer = if &*change.target.id == "a" {
-                    Answer::Gone
+                    EntryResult::Gone
                 } else {
-                    Answer::Done
+                    EntryResult::Done
                 };
                 world.changed(30, &change, answer);
             }

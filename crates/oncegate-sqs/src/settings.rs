@@ -112,7 +112,7 @@ impl Connection {
     }
 
     async fn new_client(&self, queue: &str) -> Client {
-        let place = Place::of(queue);
+        let place = QueueLocation::of(queue);
         let mut loader = aws_config::defaults(BehaviorVersion::latest());
         if let Some(region) = self.region.clone().or(place.region) {
             loader = loader.region(Region::new(region));
@@ -132,12 +132,12 @@ impl Connection {
 
 /// The region or endpoint in a queue's URL.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Place {
+struct QueueLocation {
     region: Option<String>,
     endpoint_url: Option<String>,
 }
 
-impl Place {
+impl QueueLocation {
     fn of(queue: &str) -> Self {
         let Some((scheme, rest)) = queue.split_once("://") else {
             return Self::default();
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_url_says_where_the_queue_is() {
-        let place = |region: Option<&str>, endpoint: Option<&str>| Place {
+        let place = |region: Option<&str>, endpoint: Option<&str>| QueueLocation {
             region: region.map(str::to_owned),
             endpoint_url: endpoint.map(str::to_owned),
         };
@@ -208,7 +208,7 @@ mod tests {
             ),
         ];
         for (queue, expected) in cases {
-            assert_eq!(Place::of(queue), expected, "{queue}");
+            assert_eq!(QueueLocation::of(queue), expected, "{queue}");
             assert_eq!(name(queue), "orders");
         }
         assert!(is_fifo("http://127.0.0.1:9324/queue/orders.fifo") && !is_fifo("orders"));

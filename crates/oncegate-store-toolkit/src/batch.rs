@@ -60,20 +60,20 @@ pub struct CarrierGone {
 /// The callers' end of the channel.
 #[derive(Debug)]
 pub struct Joiner<T, A> {
-    calls: mpsc::Sender<Call<T, A>>,
+    calls: mpsc::Sender<CallItems<T, A>>,
 }
 
 /// The carrier's end of the channel.
 #[derive(Debug)]
 pub struct Carrier<T, A> {
-    calls: mpsc::Receiver<Call<T, A>>,
+    calls: mpsc::Receiver<CallItems<T, A>>,
     /// Calls that were received, and wait for others.
-    gathered: Vec<Call<T, A>>,
+    gathered: Vec<CallItems<T, A>>,
 }
 
 /// The items of one caller. Most calls have one item, and need no list for it.
 #[derive(Debug)]
-enum Call<T, A> {
+enum CallItems<T, A> {
     One(T, oneshot::Sender<A>),
     Many(Vec<T>, oneshot::Sender<Vec<A>>),
 }
@@ -154,19 +154,19 @@ impl<T: Item, A> Joiner<T, A> {
         let (caller, answer) = oneshot::channel();
         // Boxed: the channel is seldom full, and otherwise every caller's future would be larger.
         match self.calls.try_reserve() {
-            Ok(slot) => slot.send(Call::One(item, caller)),
-            Err(_) => Box::pin(self.send(Call::One(item, caller))).await?,
+            Ok(slot) => slot.send(CallItems::One(item, caller)),
+            Err(_) => Box::pin(self.send(CallItems::One(item, caller))).await?,
         }
         answer.await.map_err(|_| CarrierGone { unsent: false })
     }
 
     async fn hand_in(&self, items: Vec<T>) -> Result<oneshot::Receiver<Vec<A>>, CarrierGone> {
         let (caller, answer) = oneshot::channel();
-        self.send(Call::Many(items, caller)).await?;
+        self.send(CallItems::Many(items, caller)).await?;
         Ok(answer)
     }
 
-    async fn send(&self, call: Call<T, A>) -> Result<(), CarrierGone> {
+    async fn send(&self, call: CallItems<T, A>) -> Result<(), CarrierGone> {
         self.calls
             .send(call)
             .await
@@ -217,15 +217,15 @@ impl<T: Item, A> Carrier<T, A> {
 
 impl<T: Item, A> Batch<T, A> {
     /// Adds a call, and returns its size in bytes.
-    fn push(&mut self, call: Call<T, A>) -> usize {
+    fn push(&mut self, call: CallItems<T, A>) -> usize {
         match call {
-            Call::One(item, caller) => {
+            CallItems::One(item, caller) => {
                 let bytes = item.bytes();
                 self.items.push(item);
                 self.callers.push(Caller::One(caller));
                 bytes
             }
-            Call::Many(mut items, caller) => {
+            CallItems::Many(mut items, caller) => {
                 let bytes = items.iter().map(Item::bytes).sum();
                 self.callers.push(Caller::Many(items.len(), caller));
                 self.items.append(&mut items);

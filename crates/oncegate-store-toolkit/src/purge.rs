@@ -31,7 +31,7 @@ const MOST_PAUSES: f64 = 4.0;
 
 /// The result of a step or a scan of a purge.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Work {
+pub struct PurgeStep {
     /// The duration.
     pub took: Duration,
     /// The number of records that were read, expired or not.
@@ -74,7 +74,7 @@ impl Pace {
     }
 
     /// Returns the pause after a step within a scan.
-    pub fn pause(&self, step: Work) -> Duration {
+    pub fn pause(&self, step: PurgeStep) -> Duration {
         let share = if step.met == 0 {
             0.0
         } else {
@@ -88,7 +88,7 @@ impl Pace {
     ///
     /// `since_last` is the time between its beginning and that of the previous scan: the records
     /// that it found have expired in that time.
-    pub fn walked(&mut self, walk: Work, since_last: Duration) -> Duration {
+    pub fn walked(&mut self, walk: PurgeStep, since_last: Duration) -> Duration {
         let share = walk.expired as f64 / (walk.met as f64).max(LEAST_RECORDS);
         let most = self.interval.saturating_mul(2);
         self.interval = match share {
@@ -218,7 +218,7 @@ mod tests {
                 // Records are stored in order of arrival: first the expired ones, then the others.
                 for (met, expired) in [(expired, expired), (live, 0.0)] {
                     let took = seconds(met * self.look + expired * self.remove);
-                    let step = Work {
+                    let step = PurgeStep {
                         took,
                         met: met as u64,
                         expired: expired as u64,
@@ -226,7 +226,7 @@ mod tests {
                     now += (took + pace.pause(step)).as_secs_f64();
                 }
                 removed_until = expired_until;
-                let walk = Work {
+                let walk = PurgeStep {
                     took: seconds(now - began),
                     met: (live + expired) as u64,
                     expired: expired as u64,
@@ -266,20 +266,20 @@ mod tests {
     #[test]
     fn a_purge_whose_walks_take_too_long_gives_up_its_pauses() {
         let mut pace = Pace::new(MINUTE);
-        let clean = Work {
+        let clean = PurgeStep {
             took: Duration::from_millis(10),
             met: 1_000,
             expired: 0,
         };
         assert_eq!(pace.pause(clean), Duration::from_millis(40));
         assert_eq!(
-            pace.pause(Work {
+            pace.pause(PurgeStep {
                 expired: 100,
                 ..clean
             }),
             Duration::ZERO
         );
-        let walk = Work {
+        let walk = PurgeStep {
             took: MINUTE * 5,
             met: 1_000_000,
             expired: 300_000,
@@ -288,7 +288,7 @@ mod tests {
             assert_eq!(pace.walked(walk, MINUTE), SHORTEST_REST);
         }
         assert_eq!(pace.pause(clean), Duration::ZERO);
-        let idle = Work {
+        let idle = PurgeStep {
             took: Duration::from_millis(10),
             met: 1_000_000,
             expired: 0,
@@ -309,7 +309,7 @@ mod tests {
         let mut pace = Pace::new(MINUTE);
         for _ in 0..20 {
             pace.walked(
-                Work {
+                PurgeStep {
                     took: Duration::from_millis(1),
                     met: 10,
                     expired: 9,

@@ -53,7 +53,7 @@ pub use round::{Downstream, DownstreamError, EffectRequest};
 pub use samples::{BadSamples, MAX_SAMPLES};
 pub use schedule::{PlannedMessage, Schedule, Strike};
 #[cfg(feature = "http")]
-pub use service::{Place, Service};
+pub use service::{Service, ServiceAddress};
 pub use trial::{Progress, Trial, TrialError, random_seed};
 pub use verdict::{Finding, Verdict};
 pub use witness::Witness;

@@ -33,7 +33,7 @@ const PROCESS: &str = "process";
 /// with status 500, late, or not at all.
 pub struct Service {
     address: SocketAddr,
-    places: Arc<Places>,
+    addresses: Arc<Addresses>,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
@@ -41,25 +41,25 @@ pub struct Service {
 /// The address of the service for one process. Dropping it closes the address: later calls get no
 /// answer.
 #[derive(Debug)]
-pub struct Place {
+pub struct ServiceAddress {
     url: String,
     number: u64,
-    places: Arc<Places>,
+    addresses: Arc<Addresses>,
 }
 
 #[derive(Debug, Default)]
-struct Places(Mutex<PlacesState>);
+struct Addresses(Mutex<AddressesState>);
 
 #[derive(Debug, Default)]
-struct PlacesState {
+struct AddressesState {
     next: u64,
     by_number: BTreeMap<u64, Downstream>,
     /// The services that were opened for all processes; the last one counts.
     shared: BTreeMap<u64, Downstream>,
 }
 
-impl Places {
-    fn lock(&self) -> MutexGuard<'_, PlacesState> {
+impl Addresses {
+    fn lock(&self) -> MutexGuard<'_, AddressesState> {
         self.0.lock()
     }
 }
@@ -72,48 +72,48 @@ impl Service {
     pub async fn start(listen: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(listen).await?;
         let address = listener.local_addr()?;
-        let places = Arc::default();
+        let addresses = Arc::default();
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
         tasks.spawn(accept(
             listener,
-            Arc::clone(&places),
+            Arc::clone(&addresses),
             stop.clone(),
             tasks.clone(),
         ));
         Ok(Self {
             address,
-            places,
+            addresses,
             stop,
             tasks,
         })
     }
 
     /// Opens an address for the process of `downstream` alone.
-    pub fn place(&self, downstream: Downstream) -> Place {
-        let mut state = self.places.lock();
+    pub fn address(&self, downstream: Downstream) -> ServiceAddress {
+        let mut state = self.addresses.lock();
         state.next += 1;
         let number = state.next;
         state.by_number.insert(number, downstream);
         let url = format!("http://{}/{PROCESS}/{number}", self.address);
-        Place {
+        ServiceAddress {
             url,
             number,
-            places: Arc::clone(&self.places),
+            addresses: Arc::clone(&self.addresses),
         }
     }
 
     /// Opens the address that all processes share: for a worker that serves them all. Its calls
     /// belong to the process that handles their sample. Only one round may run at a time.
-    pub fn shared_place(&self, downstream: Downstream) -> Place {
-        let mut state = self.places.lock();
+    pub fn shared_address(&self, downstream: Downstream) -> ServiceAddress {
+        let mut state = self.addresses.lock();
         state.next += 1;
         let number = state.next;
         state.shared.insert(number, downstream);
-        Place {
+        ServiceAddress {
             url: self.url(),
             number,
-            places: Arc::clone(&self.places),
+            addresses: Arc::clone(&self.addresses),
         }
     }
 
@@ -138,16 +138,16 @@ impl fmt::Debug for Service {
     }
 }
 
-impl Place {
+impl ServiceAddress {
     /// The URL to put before `/effects`: the value of `ONCEGATE_DOWNSTREAM` for a worker.
     pub fn url(&self) -> &str {
         &self.url
     }
 }
 
-impl Drop for Place {
+impl Drop for ServiceAddress {
     fn drop(&mut self) {
-        let mut state = self.places.lock();
+        let mut state = self.addresses.lock();
         state.by_number.remove(&self.number);
         state.shared.remove(&self.number);
     }
@@ -155,7 +155,7 @@ impl Drop for Place {
 
 async fn accept(
     listener: TcpListener,
-    places: Arc<Places>,
+    addresses: Arc<Addresses>,
     stop: CancellationToken,
     tasks: TaskTracker,
 ) {
@@ -168,7 +168,7 @@ async fn accept(
             Ok((stream, _)) => {
                 tasks.spawn(serve(
                     stream,
-                    Arc::clone(&places),
+                    Arc::clone(&addresses),
                     stop.clone(),
                     tasks.clone(),
                 ));
@@ -182,14 +182,14 @@ async fn accept(
 /// Serves one connection. A call that gets no answer ends it.
 async fn serve(
     stream: TcpStream,
-    places: Arc<Places>,
+    addresses: Arc<Addresses>,
     stop: CancellationToken,
     tasks: TaskTracker,
 ) {
     let service = service_fn(|request: Request<Incoming>| {
-        let places = Arc::clone(&places);
+        let addresses = Arc::clone(&addresses);
         let tasks = tasks.clone();
-        async move { handle(request, &places, &tasks).await }
+        async move { handle(request, &addresses, &tasks).await }
     });
     let connection =
         hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
@@ -205,11 +205,11 @@ type Reply = Response<Full<Bytes>>;
 /// Answers a request; an error closes the connection without an answer.
 async fn handle(
     request: Request<Incoming>,
-    places: &Places,
+    addresses: &Addresses,
     tasks: &TaskTracker,
 ) -> Result<Reply, DownstreamError> {
     let path = request.uri().path().to_owned();
-    let Some((downstream, step)) = route(&path, places) else {
+    let Some((downstream, step)) = route(&path, addresses) else {
         // Either the process was killed, or the path is wrong. The second must be told.
         return if path.starts_with(&format!("/{PROCESS}/")) && path.contains("/effects") {
             Err(DownstreamError::NoAnswer)
@@ -285,8 +285,8 @@ impl Target {
 }
 
 /// Finds the process and the step of a path: `/process/7/effects/charge`, `/effects`.
-fn route(path: &str, places: &Places) -> Option<(Target, String)> {
-    let state = places.lock();
+fn route(path: &str, addresses: &Addresses) -> Option<(Target, String)> {
+    let state = addresses.lock();
     let (target, rest) = match path.strip_prefix(&format!("/{PROCESS}/")) {
         Some(rest) => {
             let (number, rest) = rest.split_once('/')?;

@@ -69,7 +69,7 @@ async fn an_answer_that_comes_while_all_threads_are_blocked_counts() {
         server.process().signal("STOP");
         let mut call = std::pin::pin!(apply(&store, &key, claim(token())));
         assert!(futures_util::poll!(&mut call).is_pending());
-        // The lane and its connection are ready to run, and send the call.
+        // The pipe and its connection are ready to run, and send the call.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }

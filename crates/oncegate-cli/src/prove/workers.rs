@@ -66,8 +66,8 @@ impl Launch for Workers {
         let round = downstream.round().to_owned();
         let place = match &handler.http {
             // It was started before, with the address that all processes share.
-            Some(_) => self.service.shared_place(downstream),
-            None => self.service.place(downstream),
+            Some(_) => self.service.shared_address(downstream),
+            None => self.service.address(downstream),
         };
         let folder = self
             .witness

@@ -92,7 +92,7 @@ impl BrokerConnection {
     }
 
     /// Sends a request, and returns its answer.
-    pub(super) async fn ask<C: Call>(&mut self, request: &C) -> Result<C::Answer, Failure> {
+    pub(super) async fn ask<C: Call>(&mut self, request: &C) -> Result<C::Response, Failure> {
         let version = self.version::<C>()?;
         self.sent = self.sent.wrapping_add(1);
         let frame = frame(request, version, self.sent).map_err(|error| {
@@ -102,12 +102,12 @@ impl BrokerConnection {
             ))
         })?;
         let mut answer = self.exchange(&frame).await?;
-        let header = ResponseHeader::decode(&mut answer, C::Answer::header_version(version))
+        let header = ResponseHeader::decode(&mut answer, C::Response::header_version(version))
             .map_err(|error| self.unreadable::<C>(version, error))?;
         if header.correlation_id != self.sent {
             return Err(self.unreadable::<C>(version, "it belongs to another request"));
         }
-        C::Answer::decode(&mut answer, version)
+        C::Response::decode(&mut answer, version)
             .map_err(|error| self.unreadable::<C>(version, error))
     }
 

@@ -21,7 +21,7 @@ pub(super) trait Call: Encodable + HeaderVersion + Sync {
     /// The versions in which this client sets all that is needed.
     const VERSIONS: VersionRange;
     /// The request's answer.
-    type Answer: Decodable + HeaderVersion + Send;
+    type Response: Decodable + HeaderVersion + Send;
 }
 
 const fn versions(min: i16, max: i16) -> VersionRange {
@@ -32,59 +32,59 @@ impl Call for ApiVersionsRequest {
     const KEY: ApiKey = ApiKey::ApiVersions;
     /// The version that every broker answers.
     const VERSIONS: VersionRange = versions(0, 0);
-    type Answer = ApiVersionsResponse;
+    type Response = ApiVersionsResponse;
 }
 
 impl Call for SaslHandshakeRequest {
     const KEY: ApiKey = ApiKey::SaslHandshake;
     /// After version 0, the login is not sent in requests.
     const VERSIONS: VersionRange = versions(1, 1);
-    type Answer = SaslHandshakeResponse;
+    type Response = SaslHandshakeResponse;
 }
 
 impl Call for SaslAuthenticateRequest {
     const KEY: ApiKey = ApiKey::SaslAuthenticate;
     const VERSIONS: VersionRange = versions(0, 2);
-    type Answer = SaslAuthenticateResponse;
+    type Response = SaslAuthenticateResponse;
 }
 
 impl Call for MetadataRequest {
     const KEY: ApiKey = ApiKey::Metadata;
     /// Before version 4, it may create topics.
     const VERSIONS: VersionRange = versions(4, 12);
-    type Answer = MetadataResponse;
+    type Response = MetadataResponse;
 }
 
 impl Call for CreateTopicsRequest {
     const KEY: ApiKey = ApiKey::CreateTopics;
     const VERSIONS: VersionRange = versions(2, 7);
-    type Answer = CreateTopicsResponse;
+    type Response = CreateTopicsResponse;
 }
 
 impl Call for DeleteTopicsRequest {
     const KEY: ApiKey = ApiKey::DeleteTopics;
     /// Version 6 names topics in another field.
     const VERSIONS: VersionRange = versions(1, 5);
-    type Answer = DeleteTopicsResponse;
+    type Response = DeleteTopicsResponse;
 }
 
 impl Call for FindCoordinatorRequest {
     const KEY: ApiKey = ApiKey::FindCoordinator;
     /// Version 4 names several groups, in another field.
     const VERSIONS: VersionRange = versions(1, 3);
-    type Answer = FindCoordinatorResponse;
+    type Response = FindCoordinatorResponse;
 }
 
 impl Call for DeleteGroupsRequest {
     const KEY: ApiKey = ApiKey::DeleteGroups;
     const VERSIONS: VersionRange = versions(0, 2);
-    type Answer = DeleteGroupsResponse;
+    type Response = DeleteGroupsResponse;
 }
 
 impl Call for DescribeConfigsRequest {
     const KEY: ApiKey = ApiKey::DescribeConfigs;
     const VERSIONS: VersionRange = versions(1, 4);
-    type Answer = DescribeConfigsResponse;
+    type Response = DescribeConfigsResponse;
 }
 
 /// A text in a request.

@@ -95,7 +95,11 @@ impl TokenAdmin {
     }
 
     /// Asks one broker. A connection is kept only after an answer.
-    async fn ask<C: Call>(&mut self, broker: &Address, request: &C) -> Result<C::Answer, Failure> {
+    async fn ask<C: Call>(
+        &mut self,
+        broker: &Address,
+        request: &C,
+    ) -> Result<C::Response, Failure> {
         let mut connection = match self.connections.remove(broker) {
             Some(connection) => connection,
             // Boxed, because a login by the AWS SDK is a large future.
@@ -107,7 +111,7 @@ impl TokenAdmin {
     }
 
     /// Asks the first broker that answers.
-    async fn ask_any<C: Call>(&mut self, request: &C) -> Result<C::Answer, Failure> {
+    async fn ask_any<C: Call>(&mut self, request: &C) -> Result<C::Response, Failure> {
         let mut failure = Failure::refused("no broker is given");
         for broker in self.brokers.clone() {
             match self.ask(&broker, request).await {

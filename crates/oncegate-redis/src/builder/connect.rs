@@ -213,7 +213,7 @@ fn prepared(
     Ok(connector::with_settings(info))
 }
 
-/// Connects to one server. Returns when both of its lanes are connected.
+/// Connects to one server. Returns when both of its pipes are connected.
 async fn one(
     driver: &Driver,
     connector: Connector,

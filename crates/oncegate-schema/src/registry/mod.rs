@@ -123,14 +123,14 @@ pub(crate) struct Schemas {
 
 #[derive(Default)]
 struct Cache {
-    schemas: HashMap<SchemaName, Answer>,
+    schemas: HashMap<SchemaName, Lookup>,
     /// The names without a usable schema, in the order in which they came.
     refused: std::collections::VecDeque<SchemaName>,
 }
 
 /// The registry's answer about a schema.
 #[derive(Clone)]
-enum Answer {
+enum Lookup {
     Schema(Arc<Schema>),
     Missing { since: Instant },
     Unusable { why: Arc<str> },
@@ -157,11 +157,11 @@ impl Schemas {
         let kept = self.kept.read();
         match kept.schemas.get(&name) {
             None => Err(KeyError::NotPrepared),
-            Some(Answer::Schema(schema)) => Ok(Arc::clone(schema)),
-            Some(Answer::Missing { .. }) => Err(KeyError::UnknownSchema {
+            Some(Lookup::Schema(schema)) => Ok(Arc::clone(schema)),
+            Some(Lookup::Missing { .. }) => Err(KeyError::UnknownSchema {
                 schema: name.to_string(),
             }),
-            Some(Answer::Unusable { why }) => Err(KeyError::UnusableSchema {
+            Some(Lookup::Unusable { why }) => Err(KeyError::UnusableSchema {
                 schema: name.to_string(),
                 why: why.as_ref().to_owned(),
             }),
@@ -215,14 +215,14 @@ impl Schemas {
         let kept = self.kept.read();
         match kept.schemas.get(&name) {
             None => false,
-            Some(Answer::Missing { since }) => since.elapsed() < MISSING_FOR,
-            Some(Answer::Schema(_) | Answer::Unusable { .. }) => true,
+            Some(Lookup::Missing { since }) => since.elapsed() < MISSING_FOR,
+            Some(Lookup::Schema(_) | Lookup::Unusable { .. }) => true,
         }
     }
 
-    fn keep(&self, name: SchemaName, answer: Answer) {
+    fn keep(&self, name: SchemaName, answer: Lookup) {
         let mut kept = self.kept.write();
-        let is_refused = !matches!(answer, Answer::Schema(_));
+        let is_refused = !matches!(answer, Lookup::Schema(_));
         if kept.schemas.insert(name, answer).is_none() && is_refused {
             kept.refused.push_back(name);
         }
@@ -231,13 +231,13 @@ impl Schemas {
                 break;
             };
             // The schema may have been registered since.
-            if !matches!(kept.schemas.get(&oldest), Some(Answer::Schema(_))) {
+            if !matches!(kept.schemas.get(&oldest), Some(Lookup::Schema(_))) {
                 kept.schemas.remove(&oldest);
             }
         }
     }
 
-    async fn ask(&self, name: SchemaName) -> Result<Answer, String> {
+    async fn ask(&self, name: SchemaName) -> Result<Lookup, String> {
         let path = match name {
             SchemaName::Id(id) => format!("/schemas/ids/{id}"),
             SchemaName::Guid(_) => format!("/schemas/guids/{name}"),
@@ -248,15 +248,15 @@ impl Schemas {
             found = self.client.schema(&path).await?;
         }
         let Some(registered) = found else {
-            return Ok(Answer::Missing {
+            return Ok(Lookup::Missing {
                 since: Instant::now(),
             });
         };
         let references = self.references(&registered).await?;
         Ok(
             match compile(&registered, &references, self.reader.as_ref()) {
-                Ok(schema) => Answer::Schema(Arc::new(schema)),
-                Err(why) => Answer::Unusable { why: why.into() },
+                Ok(schema) => Lookup::Schema(Arc::new(schema)),
+                Err(why) => Lookup::Unusable { why: why.into() },
             },
         )
     }

@@ -8,13 +8,13 @@ use rusqlite::Connection;
 
 use crate::file::{self, Settings};
 use crate::log::LogWatch;
-use crate::place::Place;
+use crate::opened_file::OpenedFile;
 use crate::{errors, row};
 
 /// The connection that writes. It begins and ends transactions.
 pub(super) struct Transactions {
     connection: Connection,
-    place: Place,
+    place: OpenedFile,
     log: LogWatch,
     busy_timeout: Duration,
     /// The duration of the last commit, with its sync of the disk: a wait up to this time for more
@@ -27,7 +27,7 @@ impl Transactions {
     pub(super) fn open(settings: &Settings) -> Result<Self, StoreError> {
         Ok(Self {
             connection: file::open(settings)?,
-            place: Place::of(&settings.path),
+            place: OpenedFile::of(&settings.path),
             log: LogWatch::of(&settings.path),
             busy_timeout: settings.busy_timeout,
             last_commit: Duration::ZERO,

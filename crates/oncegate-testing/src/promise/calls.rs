@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::history::{Entry, Occurrence, STORE_LOSS};
-use super::operation::{Answer, Op};
+use super::operation::{Op, StoreAnswer};
 
 /// Returns the store keys whose completion the store has confirmed to a process.
 pub fn completed_keys(entries: &[Entry]) -> BTreeSet<String> {
@@ -16,7 +16,7 @@ pub fn completed_keys(entries: &[Entry]) -> BTreeSet<String> {
 
 /// A call on a key.
 #[derive(Clone, Debug)]
-pub(super) struct Call {
+pub(super) struct KeyCall {
     pub(super) op: Op,
     /// The lines of the call and of its answer.
     pub(super) invoked: usize,
@@ -24,26 +24,26 @@ pub(super) struct Call {
     pub(super) invoked_at_us: u64,
     pub(super) answered_at_us: Option<u64>,
     /// `None`: the outcome is unknown, or no worker made the call ([`Op::Forget`]).
-    pub(super) answer: Option<Answer>,
+    pub(super) answer: Option<StoreAnswer>,
 }
 
 /// The calls of every key, and the lines between which the store forgot everything.
 pub(super) struct Calls {
-    pub(super) by_key: BTreeMap<String, Vec<Call>>,
+    pub(super) by_key: BTreeMap<String, Vec<KeyCall>>,
     pub(super) forgotten: Vec<(usize, usize)>,
 }
 
 impl Calls {
     pub(super) fn of(entries: &[Entry]) -> Self {
-        let mut all: Vec<(String, Call)> = Vec::new();
+        let mut all: Vec<(String, KeyCall)> = Vec::new();
         let mut open: HashMap<(u32, u64), usize> = HashMap::new();
-        let (mut forgotten, mut forgets): (Vec<(usize, usize)>, Vec<Call>) =
+        let (mut forgotten, mut forgets): (Vec<(usize, usize)>, Vec<KeyCall>) =
             (Vec::new(), Vec::new());
         for (line, entry) in entries.iter().enumerate() {
             match &entry.what {
                 Occurrence::Invoke { call, key, op } => {
                     open.insert((entry.pid, *call), all.len());
-                    all.push((key.clone(), Call::begun(op.clone(), line, entry.at_us)));
+                    all.push((key.clone(), KeyCall::begun(op.clone(), line, entry.at_us)));
                 }
                 Occurrence::Ok { call, answer } => {
                     if let Some(index) = open.remove(&(entry.pid, *call))
@@ -64,7 +64,7 @@ impl Calls {
                 }
                 Occurrence::FaultBegins { fault } if fault == STORE_LOSS => {
                     forgotten.push((line, usize::MAX));
-                    forgets.push(Call::begun(Op::Forget, line, entry.at_us));
+                    forgets.push(KeyCall::begun(Op::Forget, line, entry.at_us));
                 }
                 Occurrence::FaultEnds { fault } if fault == STORE_LOSS => {
                     if let (Some(forget), Some(lines)) = (forgets.last_mut(), forgotten.last_mut())
@@ -77,7 +77,7 @@ impl Calls {
                 _ => {}
             }
         }
-        let mut by_key: BTreeMap<String, Vec<Call>> = BTreeMap::new();
+        let mut by_key: BTreeMap<String, Vec<KeyCall>> = BTreeMap::new();
         for (key, call) in all.into_iter().filter(|(key, _)| !key.is_empty()) {
             by_key.entry(key).or_default().push(call);
         }
@@ -94,14 +94,14 @@ impl Calls {
             .any(|(begun, ended)| *begun < to && *ended > from)
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = (&str, &Call)> {
+    pub(super) fn all(&self) -> impl Iterator<Item = (&str, &KeyCall)> {
         self.by_key
             .iter()
             .flat_map(|(key, calls)| calls.iter().map(move |call| (key.as_str(), call)))
     }
 }
 
-impl Call {
+impl KeyCall {
     fn begun(op: Op, line: usize, at_us: u64) -> Self {
         Self {
             op,
@@ -114,11 +114,11 @@ impl Call {
     }
 
     pub(super) fn is_granted(&self) -> bool {
-        matches!(self.answer, Some(Answer::Granted { .. }))
+        matches!(self.answer, Some(StoreAnswer::Granted { .. }))
     }
 
     pub(super) fn is_held(&self) -> bool {
-        self.answer.as_ref().is_some_and(Answer::is_held)
+        self.answer.as_ref().is_some_and(StoreAnswer::is_held)
     }
 
     pub(super) fn completes(&self) -> bool {
@@ -133,7 +133,7 @@ impl Call {
     /// Busy, after a wait for longer than any lease: not because of a claim, which would have been
     /// over.
     pub(super) fn was_kept_waiting(&self) -> bool {
-        let (Op::Claim { lease_ms, .. }, Some(Answer::Busy { retry_in_ms })) =
+        let (Op::Claim { lease_ms, .. }, Some(StoreAnswer::Busy { retry_in_ms })) =
             (&self.op, &self.answer)
         else {
             return false;

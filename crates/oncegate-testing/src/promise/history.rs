@@ -15,7 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use super::operation::{Answer, Op};
+use super::operation::{Op, StoreAnswer};
 
 /// The name of the fault that makes a store lose all records: the judge counts it, and expects it
 /// to be noticed.
@@ -52,7 +52,7 @@ pub enum Occurrence {
         /// The number of the call.
         call: u64,
         /// The answer.
-        answer: Answer,
+        answer: StoreAnswer,
     },
     /// The store has not executed that call.
     Fail {

@@ -10,11 +10,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use oncegate_core::rules::ReleaseCause;
 
 use self::acks::{acks, commits};
-use super::calls::{Call, Calls};
+use super::calls::{Calls, KeyCall};
 use super::evidence::{Evidence, ProducedMessage, PromiseReport};
 use super::history::{EffectName, Entry, Occurrence, SUCCEEDED};
 use super::linear::{Explanation, explain};
-use super::operation::{Answer, Op};
+use super::operation::{Op, StoreAnswer};
 use crate::effects::judge_effects;
 
 /// Judges what a run has left behind: a pure function of it.
@@ -44,15 +44,15 @@ pub fn judge(evidence: &Evidence) -> PromiseReport {
 fn reached(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
     for (_, call) in calls.all() {
         report.reach(match &call.answer {
-            Some(Answer::Granted { takeover: true, .. }) => "takeover",
-            Some(Answer::Granted { .. }) => "granted",
-            Some(Answer::Completed { .. }) => "completed",
-            Some(Answer::Busy { .. }) => "busy",
-            Some(Answer::Failed { .. }) => "failed",
-            Some(Answer::Mismatch) => "mismatch",
-            Some(Answer::Held { recreated: true }) => "held after a loss of the claim",
-            Some(Answer::Held { .. }) => "held",
-            Some(Answer::Lost) => "lost lease",
+            Some(StoreAnswer::Granted { takeover: true, .. }) => "takeover",
+            Some(StoreAnswer::Granted { .. }) => "granted",
+            Some(StoreAnswer::Completed { .. }) => "completed",
+            Some(StoreAnswer::Busy { .. }) => "busy",
+            Some(StoreAnswer::Failed { .. }) => "failed",
+            Some(StoreAnswer::Mismatch) => "mismatch",
+            Some(StoreAnswer::Held { recreated: true }) => "held after a loss of the claim",
+            Some(StoreAnswer::Held { .. }) => "held",
+            Some(StoreAnswer::Lost) => "lost lease",
             None if call.op == Op::Forget => continue,
             None => "unknown outcome",
         });
@@ -115,13 +115,13 @@ fn produced(evidence: &Evidence, report: &mut PromiseReport) {
 /// S4, S5 and S6 where the lines leave no doubt about the order; S16 has the rest.
 fn owners(calls: &Calls, report: &mut PromiseReport) {
     for (key, of_key) in &calls.by_key {
-        let mut first_grants: BTreeMap<&str, &Call> = BTreeMap::new();
+        let mut first_grants: BTreeMap<&str, &KeyCall> = BTreeMap::new();
         for call in of_key.iter().filter(|call| call.is_granted()) {
             let token = call.op.token().unwrap_or_default();
             first_grants.entry(token).or_insert(call);
         }
         for (mine, grant) in &first_grants {
-            let later: Vec<&&Call> = first_grants
+            let later: Vec<&&KeyCall> = first_grants
                 .values()
                 .filter(|other| grant.is_before(other))
                 .collect();
@@ -145,11 +145,11 @@ fn owners(calls: &Calls, report: &mut PromiseReport) {
             }
             for other in &later {
                 if let (
-                    Some(Answer::Granted {
+                    Some(StoreAnswer::Granted {
                         fencing_token: Some(one),
                         ..
                     }),
-                    Some(Answer::Granted {
+                    Some(StoreAnswer::Granted {
                         fencing_token: Some(two),
                         ..
                     }),
@@ -186,7 +186,7 @@ fn owners(calls: &Calls, report: &mut PromiseReport) {
 }
 
 /// Returns whether the call may have ended its owner's attempt.
-fn ends(call: &Call) -> bool {
+fn ends(call: &KeyCall) -> bool {
     !call.is_granted() && !matches!(call.op, Op::Claim { .. } | Op::Extend { .. })
 }
 
@@ -234,7 +234,7 @@ fn results(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
         }
     }
     for (key, call) in calls.all() {
-        if let Some(Answer::Completed { result }) = &call.answer {
+        if let Some(StoreAnswer::Completed { result }) = &call.answer {
             given.entry(key).or_default().insert(readable(result));
         }
     }
@@ -281,7 +281,12 @@ fn effects(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
     let found = judge_effects(&BTreeSet::new(), &asked_for, &of_event, |event| {
         let of_key = calls_of(event).into_iter().flatten();
         let takeovers: BTreeSet<_> = of_key
-            .filter(|call| matches!(call.answer, Some(Answer::Granted { takeover: true, .. })))
+            .filter(|call| {
+                matches!(
+                    call.answer,
+                    Some(StoreAnswer::Granted { takeover: true, .. })
+                )
+            })
             .filter_map(|call| call.op.token())
             .collect();
         (takeovers.len() + calls.forgotten.len()) as u64
@@ -399,7 +404,7 @@ fn counters(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
         let Some(pid) = evidence.entries.get(call.invoked).map(|entry| entry.pid) else {
             continue;
         };
-        if let Some(Answer::Granted { takeover, .. }) = call.answer {
+        if let Some(StoreAnswer::Granted { takeover, .. }) = call.answer {
             *seen.entry((pid, "claims granted")).or_default() += 1;
             *seen.entry((pid, TAKEOVERS)).or_default() += u64::from(takeover);
         }
@@ -439,7 +444,7 @@ fn counters(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
 fn linear(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
     for (key, of_key) in &calls.by_key {
         // A call that was kept waiting for the row has seen nothing of it.
-        let calls: Vec<Call> = of_key
+        let calls: Vec<KeyCall> = of_key
             .iter()
             .filter(|call| !(evidence.locks_rows && call.was_kept_waiting()))
             .cloned()

@@ -13,8 +13,8 @@ use std::time::Duration;
 use oncegate_core::record::{FencingToken, Record, State, StoreTime, TAIL, Token};
 use oncegate_core::rules::{Operation, Reply, apply};
 
-use super::calls::Call;
-use super::operation::{Answer, Op};
+use super::calls::KeyCall;
+use super::operation::{Op, StoreAnswer};
 
 /// The result of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ struct Model {
 }
 
 /// Searches for an order that explains every answer. The calls stand in the order of their lines.
-pub(super) fn explain(calls: &[Call]) -> Explanation {
+pub(super) fn explain(calls: &[KeyCall]) -> Explanation {
     let mut search = Search {
         calls,
         seen: HashSet::new(),
@@ -53,7 +53,7 @@ pub(super) fn explain(calls: &[Call]) -> Explanation {
 }
 
 struct Search<'a> {
-    calls: &'a [Call],
+    calls: &'a [KeyCall],
     seen: HashSet<u64>,
 }
 
@@ -104,7 +104,7 @@ fn set(done: &mut [bool], index: usize, value: bool) {
 
 impl Model {
     /// The states that are possible after the call: none if its answer contradicts the rules.
-    fn after(&self, call: &Call) -> Vec<Self> {
+    fn after(&self, call: &KeyCall) -> Vec<Self> {
         if call.op == Op::Forget {
             return vec![Self::default()];
         }
@@ -131,7 +131,7 @@ impl Model {
     }
 
     /// The record with its lease or delay over, if it can be by the time of the answer.
-    fn over(&self, call: &Call) -> Option<Option<Record>> {
+    fn over(&self, call: &KeyCall) -> Option<Option<Record>> {
         let record = self.record.as_ref()?;
         let waits = matches!(record.state, State::Pending { .. } | State::Released { .. });
         let latest = call.answered_at_us.unwrap_or(u64::MAX);
@@ -145,10 +145,10 @@ impl Model {
         })
     }
 
-    fn protected_until(&self, operation: &Operation, reply: &Reply, call: &Call) -> u64 {
+    fn protected_until(&self, operation: &Operation, reply: &Reply, call: &KeyCall) -> u64 {
         let granted = matches!(
-            Answer::of(reply),
-            Answer::Granted { .. } | Answer::Held { recreated: false }
+            StoreAnswer::of(reply),
+            StoreAnswer::Granted { .. } | StoreAnswer::Held { recreated: false }
         );
         match operation {
             // The repeat of a claim renews nothing, so the lease that it reports may have begun
@@ -174,7 +174,7 @@ impl Model {
 
 /// Every record of the same content is the same to the search.
 /// The time of the machine's clock that is this long after the call.
-fn in_time(call: &Call, time: Duration) -> u64 {
+fn in_time(call: &KeyCall, time: Duration) -> u64 {
     call.invoked_at_us
         .saturating_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
 }
@@ -191,20 +191,20 @@ fn agreed(
     before: Option<&Record>,
     mut after: Option<Record>,
     reply: &Reply,
-    seen: Option<&Answer>,
+    seen: Option<&StoreAnswer>,
 ) -> Option<Option<Record>> {
     let Some(seen) = seen else { return Some(after) };
-    let said = Answer::of(reply);
+    let said = StoreAnswer::of(reply);
     let same = match (&said, seen) {
-        (Answer::Busy { .. }, Answer::Busy { .. }) => true,
+        (StoreAnswer::Busy { .. }, StoreAnswer::Busy { .. }) => true,
         (
-            Answer::Granted {
+            StoreAnswer::Granted {
                 attempt,
                 takeover,
                 recovered,
                 ..
             },
-            Answer::Granted {
+            StoreAnswer::Granted {
                 attempt: attempt_seen,
                 takeover: takeover_seen,
                 recovered: recovered_seen,
@@ -219,7 +219,7 @@ fn agreed(
     // Fencing tokens are made of the store's clock: known is only that they grow, and that a repeat
     // has the same.
     if let (
-        Answer::Granted {
+        StoreAnswer::Granted {
             fencing_token: Some(seen),
             ..
         },

@@ -85,6 +85,6 @@ pub use calls::completed_keys;
 pub use evidence::{BrokenInvariant, Evidence, OffsetCommit, ProducedMessage, PromiseReport};
 pub use history::{EffectName, Entry, History, Occurrence, STORE_LOSS, SUCCEEDED};
 pub use judge::judge;
-pub use operation::{Answer, Op};
+pub use operation::{Op, StoreAnswer};
 pub use point::{POINTS, Point, PointHook};
 pub use recorded::{RecordedDeadLetters, RecordedObserver, RecordedSource, RecordedStore};

@@ -54,7 +54,7 @@ pub enum Op {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are those of `Reply` and `Verdict`")]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
+pub enum StoreAnswer {
     /// The claim was granted.
     Granted {
         attempt: u8,
@@ -252,7 +252,7 @@ impl Op {
     }
 }
 
-impl Answer {
+impl StoreAnswer {
     /// Returns whether the change is in the record.
     pub fn is_held(&self) -> bool {
         matches!(self, Self::Held { .. })

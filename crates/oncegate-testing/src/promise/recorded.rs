@@ -21,7 +21,7 @@ use oncegate_runtime::source::{
 use oncegate_runtime::{BoxError, Counters, Event, Message, Observer};
 
 use super::history::{History, Occurrence};
-use super::operation::{Answer, Op, text};
+use super::operation::{Op, StoreAnswer, text};
 use super::point::{NoHook, Point, PointHook};
 
 /// The time that a completion gets to leave the process before [`Point::CompleteSent`] is passed.
@@ -150,7 +150,7 @@ fn outcome(call: u64, reply: &Result<Reply, StoreError>) -> Occurrence {
     match reply {
         Ok(reply) => Occurrence::Ok {
             call,
-            answer: Answer::of(reply),
+            answer: StoreAnswer::of(reply),
         },
         Err(StoreError::Unknown { .. }) => Occurrence::Info { call },
         Err(error) => Occurrence::Fail {

@@ -8,7 +8,7 @@ use std::io::Write as _;
 use oncegate_core::rules::ReleaseCause;
 
 use self::tale::{KEY, LEASE_MS, ORIGIN, Tale, claim, complete, granted, held, paid, token};
-use super::{Answer, History, Occurrence, Op, STORE_LOSS, judge};
+use super::{History, Occurrence, Op, STORE_LOSS, StoreAnswer, judge};
 
 #[track_caller]
 fn check(tale: Tale, invariants: &[&str]) {
@@ -29,7 +29,7 @@ fn taken_over() -> Tale {
     let tale = tale
         .run(2, 'b', granted(2, 20_000))
         .call(2, complete('b'), held());
-    tale.call(1, complete('a'), Some(Answer::Lost))
+    tale.call(1, complete('a'), Some(StoreAnswer::Lost))
 }
 
 // invariant: promise-from-history
@@ -37,7 +37,7 @@ fn taken_over() -> Tale {
 fn clean_histories_pass() {
     check(Tale::clean(), &[]);
     check(taken_over().ack(2).end(1), &[]);
-    let result = Answer::Completed {
+    let result = StoreAnswer::Completed {
         result: "\"5/1 by b\"".to_owned(),
     };
     check(
@@ -80,7 +80,7 @@ fn another_content_does_not_undo_a_completion() {
         .run(1, 'a', granted(1, 10_000))
         .call(1, complete('a'), held());
     let tale = completed
-        .call(1, claim('b'), Some(Answer::Mismatch))
+        .call(1, claim('b'), Some(StoreAnswer::Mismatch))
         .ack(1)
         .end(1);
     assert!(
@@ -105,7 +105,7 @@ fn the_result_of_another_event_is_seen() {
     check(Tale::clean().duplicate("5/1 by a"), &[]);
     check(Tale::clean().duplicate("6/1 by a"), &["S3"]);
     check(Tale::clean().duplicate("5/2 by a"), &["S14"]);
-    let other = Answer::Completed {
+    let other = StoreAnswer::Completed {
         result: "\"5/1 by b\"".to_owned(),
     };
     check(
@@ -238,7 +238,7 @@ fn an_extension_that_crossed_the_release_protects_nothing() {
         token: token('a'),
         lease_ms: LEASE_MS,
     };
-    let again = Answer::Granted {
+    let again = StoreAnswer::Granted {
         attempt: 1,
         takeover: false,
         recovered: false,
@@ -276,7 +276,7 @@ fn asked(after_ms: u64) -> Tale {
     };
     let answer = Occurrence::Ok {
         call: 99,
-        answer: Answer::Busy {
+        answer: StoreAnswer::Busy {
             retry_in_ms: LEASE_MS * 2,
         },
     };
@@ -373,14 +373,14 @@ fn a_counter_that_differs_is_seen() {
 #[test]
 fn what_the_rules_cannot_explain_is_seen() {
     // Completed out of nothing, and busy although it was finished.
-    let out_of_nothing = Answer::Completed {
+    let out_of_nothing = StoreAnswer::Completed {
         result: "\"5/1 by z\"".to_owned(),
     };
     check(
         Tale::new().call(1, claim('a'), Some(out_of_nothing)),
         &["S16"],
     );
-    let busy = Answer::Busy { retry_in_ms: 5 };
+    let busy = StoreAnswer::Busy { retry_in_ms: 5 };
     check(Tale::clean().call(2, claim('b'), Some(busy)), &["S16"]);
     // An unknown claim may have been executed, or not.
     let unknown = Tale::new().call(1, claim('a'), None);
@@ -395,7 +395,7 @@ fn what_the_rules_cannot_explain_is_seen() {
     );
     check(
         unknown
-            .call(2, claim('b'), Some(Answer::Busy { retry_in_ms: 5 }))
+            .call(2, claim('b'), Some(StoreAnswer::Busy { retry_in_ms: 5 }))
             .run(1, 'a', granted(1, 10_000))
             .call(1, complete('a'), held())
             .ack(1)

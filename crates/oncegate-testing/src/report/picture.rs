@@ -1,4 +1,4 @@
-//! The timeline of a finding as an SVG picture: a lane for the broker, one for each process, one
+//! The timeline of a finding as an SVG picture: a column for the broker, one for each process, one
 //! for the effects. Time runs downwards, and each event has its words beside it.
 
 use std::collections::BTreeMap;
@@ -10,15 +10,15 @@ use crate::verdict::Finding;
 
 /// Sizes in pixels.
 const TIME_WIDTH: usize = 72;
-const LANE_WIDTH: usize = 84;
+const COLUMN_WIDTH: usize = 84;
 const WORDS_WIDTH: usize = 620;
 const ROW: usize = 22;
 const TOP: usize = 40;
 const RADIUS: usize = 6;
 
-/// The lane of an event.
+/// A participant of a trial, which has a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Lane {
+enum Participant {
     Broker,
     Process(u32),
     Downstream,
@@ -26,10 +26,10 @@ enum Lane {
 
 /// Returns the picture.
 pub(super) fn picture(finding: &Finding) -> String {
-    let lanes = lanes(&finding.timeline);
+    let columns = columns(&finding.timeline);
     let heights = heights(&finding.timeline);
     let height = heights.last().map_or(TOP, |last| last + ROW);
-    let words_at = TIME_WIDTH + LANE_WIDTH * lanes.len() + RADIUS * 2;
+    let words_at = TIME_WIDTH + COLUMN_WIDTH * columns.len() + RADIUS * 2;
     let width = words_at + WORDS_WIDTH;
     let mut svg = String::new();
     // Writing to a string cannot fail.
@@ -37,12 +37,12 @@ pub(super) fn picture(finding: &Finding) -> String {
         svg,
         "<svg width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"timeline\">"
     );
-    for (lane, column) in &lanes {
+    for (participant, column) in &columns {
         let x = x_of(*column);
-        let name = match lane {
-            Lane::Broker => "broker".to_owned(),
-            Lane::Process(number) => format!("process {number}"),
-            Lane::Downstream => "effects".to_owned(),
+        let name = match participant {
+            Participant::Broker => "broker".to_owned(),
+            Participant::Process(number) => format!("process {number}"),
+            Participant::Downstream => "effects".to_owned(),
         };
         _ = writeln!(
             svg,
@@ -50,10 +50,10 @@ pub(super) fn picture(finding: &Finding) -> String {
              <line x1=\"{x}\" y1=\"24\" x2=\"{x}\" y2=\"{height}\" class=\"axis\"/>"
         );
     }
-    runs(&mut svg, finding, &lanes, &heights);
+    runs(&mut svg, finding, &columns, &heights);
     let mut last_time = None;
     for (place, (event, y)) in finding.timeline.iter().zip(&heights).enumerate() {
-        let Some(column) = lanes.get(&lane_of(event)) else {
+        let Some(column) = columns.get(&participant_of(event)) else {
             continue;
         };
         let x = x_of(*column);
@@ -108,14 +108,19 @@ fn heights(timeline: &[Event]) -> Vec<usize> {
 }
 
 /// Bars from the beginning of each run to its end.
-fn runs(svg: &mut String, finding: &Finding, lanes: &BTreeMap<Lane, usize>, heights: &[usize]) {
-    let mut began: BTreeMap<u64, (usize, Lane)> = BTreeMap::new();
+fn runs(
+    svg: &mut String,
+    finding: &Finding,
+    columns: &BTreeMap<Participant, usize>,
+    heights: &[usize],
+) {
+    let mut began: BTreeMap<u64, (usize, Participant)> = BTreeMap::new();
     for (event, y) in finding.timeline.iter().zip(heights) {
         match event.what {
-            What::Began { run, .. } => drop(began.insert(run, (*y, lane_of(event)))),
+            What::Began { run, .. } => drop(began.insert(run, (*y, participant_of(event)))),
             What::Ended { run, .. } => {
-                if let Some((from, lane)) = began.remove(&run)
-                    && let Some(column) = lanes.get(&lane)
+                if let Some((from, participant)) = began.remove(&run)
+                    && let Some(column) = columns.get(&participant)
                 {
                     let x = x_of(*column) - 9;
                     let height = y - from;
@@ -130,27 +135,29 @@ fn runs(svg: &mut String, finding: &Finding, lanes: &BTreeMap<Lane, usize>, heig
     }
 }
 
-fn lanes(timeline: &[Event]) -> BTreeMap<Lane, usize> {
-    let mut lanes: BTreeMap<Lane, usize> =
-        timeline.iter().map(|event| (lane_of(event), 0)).collect();
-    for (column, place) in lanes.values_mut().enumerate() {
+fn columns(timeline: &[Event]) -> BTreeMap<Participant, usize> {
+    let mut columns: BTreeMap<Participant, usize> = timeline
+        .iter()
+        .map(|event| (participant_of(event), 0))
+        .collect();
+    for (column, place) in columns.values_mut().enumerate() {
         *place = column;
     }
-    lanes
+    columns
 }
 
-fn lane_of(event: &Event) -> Lane {
+fn participant_of(event: &Event) -> Participant {
     match (&event.what, event.process) {
         (What::Performed { .. } | What::Repeated { .. } | What::Listed { .. }, _) => {
-            Lane::Downstream
+            Participant::Downstream
         }
-        (_, Some(process)) => Lane::Process(process),
-        (_, None) => Lane::Broker,
+        (_, Some(process)) => Participant::Process(process),
+        (_, None) => Participant::Broker,
     }
 }
 
 fn x_of(column: usize) -> usize {
-    TIME_WIDTH + LANE_WIDTH * column + LANE_WIDTH / 2
+    TIME_WIDTH + COLUMN_WIDTH * column + COLUMN_WIDTH / 2
 }
 
 fn class(event: &Event) -> &'static str {

@@ -30,7 +30,7 @@ mod zombie;
 
 pub use commits::commits_of;
 pub use faults::Fault;
-pub use oncegate_testing::promise::{Answer, Entry, History, Occurrence, POINTS, Point};
+pub use oncegate_testing::promise::{Entry, History, Occurrence, POINTS, Point, StoreAnswer};
 pub use report::{Report, Summary};
 pub use run::{Plan, run, seed};
 pub use settings::{Protocol, StoreKind, WorkerSettings};

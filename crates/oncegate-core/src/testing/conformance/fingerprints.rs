@@ -37,7 +37,11 @@ pub(super) async fn the_same_fingerprint_is_no_mismatch(subject: &StoreUnderTest
         else {
             panic!("{state}: {reply:?}");
         };
-        assert_eq!(Answer::of(&verdict), Answer::expected(state), "{state}");
+        assert_eq!(
+            ClaimKind::of(&verdict),
+            ClaimKind::expected(state),
+            "{state}"
+        );
     }
 }
 
@@ -57,7 +61,11 @@ pub(super) async fn another_specification_is_not_compared(subject: &StoreUnderTe
             else {
                 panic!("{state}: {reply:?}");
             };
-            assert_eq!(Answer::of(&verdict), Answer::expected(state), "{state}");
+            assert_eq!(
+                ClaimKind::of(&verdict),
+                ClaimKind::expected(state),
+                "{state}"
+            );
         }
     }
 }
@@ -88,7 +96,7 @@ pub(super) async fn the_record_keeps_the_fingerprint_of_the_claim(subject: &Stor
 
 /// The kind of a claim outcome, without its details.
 #[derive(Debug, PartialEq)]
-enum Answer {
+enum ClaimKind {
     Granted,
     Busy,
     Completed,
@@ -96,7 +104,7 @@ enum Answer {
     Mismatch,
 }
 
-impl Answer {
+impl ClaimKind {
     fn of(verdict: &Verdict) -> Self {
         match verdict {
             Verdict::Granted(_) => Self::Granted,

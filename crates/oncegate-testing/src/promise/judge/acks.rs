@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::super::evidence::{Evidence, OffsetCommit, PromiseReport};
 use super::super::history::{Entry, Occurrence};
-use super::super::operation::{Answer, Op};
+use super::super::operation::{Op, StoreAnswer};
 
 /// S1, S9 and S12: a process acknowledges only what the store's last reply about the key reports as
 /// finished.
@@ -30,17 +30,17 @@ pub(super) fn acks(evidence: &Evidence, report: &mut PromiseReport) {
                     continue;
                 };
                 let word = match (op, answer) {
-                    (Op::Complete { .. }, Answer::Held { .. })
+                    (Op::Complete { .. }, StoreAnswer::Held { .. })
                     | (
                         Op::Claim { .. },
-                        Answer::Completed { .. }
-                        | Answer::Failed {
+                        StoreAnswer::Completed { .. }
+                        | StoreAnswer::Failed {
                             handed_over: true, ..
                         },
                     ) => Word::Finished,
-                    (Op::Complete { .. }, Answer::Lost) => Word::Lost,
+                    (Op::Complete { .. }, StoreAnswer::Lost) => Word::Lost,
                     // Of another content than the record's: what was completed is still completed.
-                    (Op::Claim { .. }, Answer::Mismatch)
+                    (Op::Claim { .. }, StoreAnswer::Mismatch)
                         if words.get(&(*pid, key)) == Some(&Word::Finished) =>
                     {
                         continue;

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::{
-    Answer, EffectName, Entry, Evidence, Occurrence, OffsetCommit, Op, ProducedMessage, STORE_LOSS,
-    SUCCEEDED, judge,
+    EffectName, Entry, Evidence, Occurrence, OffsetCommit, Op, ProducedMessage, STORE_LOSS,
+    SUCCEEDED, StoreAnswer, judge,
 };
 
 pub(super) const KEY: &str = "fire:a-key";
@@ -43,9 +43,9 @@ pub(super) fn complete(owner: char) -> Op {
     }
 }
 
-pub(super) fn granted(attempt: u8, fencing_token: u64) -> Option<Answer> {
+pub(super) fn granted(attempt: u8, fencing_token: u64) -> Option<StoreAnswer> {
     let takeover = attempt > 1;
-    Some(Answer::Granted {
+    Some(StoreAnswer::Granted {
         attempt,
         takeover,
         recovered: takeover,
@@ -58,8 +58,8 @@ pub(super) fn paid() -> EffectName {
     EffectName::new("5", "1")
 }
 
-pub(super) fn held() -> Option<Answer> {
-    Some(Answer::Held { recreated: false })
+pub(super) fn held() -> Option<StoreAnswer> {
+    Some(StoreAnswer::Held { recreated: false })
 }
 
 impl Tale {
@@ -109,7 +109,7 @@ impl Tale {
     }
 
     /// A call and its answer; `None` is one that never comes.
-    pub(super) fn call(mut self, pid: u32, op: Op, answer: Option<Answer>) -> Self {
+    pub(super) fn call(mut self, pid: u32, op: Op, answer: Option<StoreAnswer>) -> Self {
         self.calls += 1;
         let call = self.calls;
         let tale = self.say(
@@ -127,7 +127,7 @@ impl Tale {
     }
 
     /// A claim, and a handler that pays.
-    pub(super) fn run(self, pid: u32, owner: char, answer: Option<Answer>) -> Self {
+    pub(super) fn run(self, pid: u32, owner: char, answer: Option<StoreAnswer>) -> Self {
         let key = KEY.to_owned();
         let origin = ORIGIN.to_owned();
         let content = "1".to_owned();
@@ -199,7 +199,7 @@ impl Tale {
     /// Everything is committed, and the record is there.
     /// Another attempt, which completes.
     pub(super) fn completed_as(self, attempt: u8) -> Self {
-        let answer = Answer::Granted {
+        let answer = StoreAnswer::Granted {
             attempt,
             takeover: false,
             recovered: false,

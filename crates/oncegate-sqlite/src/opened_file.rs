@@ -59,12 +59,12 @@ impl Identity {
 ///
 /// SQLite continues with a file that was deleted or replaced while open. Its later writes would be
 /// lost with the process, and for another process the same messages would be new.
-pub(super) struct Place {
+pub(super) struct OpenedFile {
     path: PathBuf,
     opened: Option<Identity>,
 }
 
-impl Place {
+impl OpenedFile {
     pub(super) fn of(path: &Path) -> Self {
         Self {
             path: path.to_owned(),
