@@ -17,16 +17,14 @@ use super::super::item::Item;
 use super::super::member::{Ended, Member};
 use super::super::progress::Progress;
 use super::super::session::UnitListing;
-use super::claims::{self, Purpose};
 use super::tasks::Tasks;
 use crate::gate::{OnGrant, TransactionRun};
-use crate::handler::BoxFuture;
 use crate::health::WaitCause;
 
 mod follow;
 mod members;
 
-use follow::InTransaction;
+use follow::{InTransaction, claim, claim_apart};
 use members::TransactionMembers;
 
 /// Runs the members in one transaction. What fails it runs again without the message that made it
@@ -127,26 +125,4 @@ async fn is_suspect(listing: &mut UnitListing, item: &Item) -> Result<bool, Stor
         Some(entry) => listing.list(entry).await,
         None => Ok(false),
     }
-}
-
-/// Claims the keys of members that run without a transaction of this unit: alone under their
-/// claims, or later if they are in a batch.
-async fn claim(tasks: &Arc<Tasks>, members: Vec<Member>, ended: Vec<Ended>) -> Vec<Ended> {
-    let purpose = match members.first() {
-        Some(member) if member.is_in_batch() => Purpose::Inspect,
-        _ => Purpose::Run,
-    };
-    claims::run(tasks, members, purpose, ended).await
-}
-
-/// The same, while transactions of the unit go on.
-fn claim_apart(tasks: &Arc<Tasks>, members: Vec<Member>) {
-    if members.is_empty() {
-        return;
-    }
-    let others = Arc::clone(tasks);
-    tasks.spawn(
-        Box::pin(async move { claim(&others, members, Vec::new()).await })
-            as BoxFuture<'static, Vec<Ended>>,
-    );
 }

@@ -1,4 +1,4 @@
-//! The end of a transaction for one of its messages.
+//! The end of a transaction for one of its messages, and what follows: keys that are claimed.
 
 use std::sync::Arc;
 
@@ -12,8 +12,10 @@ use crate::consumer::member::{Ended, Member};
 use crate::consumer::progress::{Progress, RolledBack, after_transaction};
 use crate::consumer::shared::Shared;
 use crate::consumer::trace;
+use crate::consumer::unit::claims::{self, Purpose};
 use crate::consumer::unit::tasks::Tasks;
 use crate::gate::TransactionRun;
+use crate::handler::BoxFuture;
 use crate::health::{Stage, WaitCause};
 use crate::observe::{Event, RunOutcome};
 use crate::transactional::Excuse;
@@ -114,4 +116,30 @@ fn excused(shared: &Shared, item: &mut Item, excuse: Excuse, reason: &str) -> En
         ask_again_in,
         cause: WaitCause::Retry,
     }
+}
+
+/// Claims the keys of members that run without a transaction of this unit: alone under their
+/// claims, or later if they are in a batch.
+pub(super) async fn claim(
+    tasks: &Arc<Tasks>,
+    members: Vec<Member>,
+    ended: Vec<Ended>,
+) -> Vec<Ended> {
+    let purpose = match members.first() {
+        Some(member) if member.is_in_batch() => Purpose::Inspect,
+        _ => Purpose::Run,
+    };
+    claims::run(tasks, members, purpose, ended).await
+}
+
+/// The same, while transactions of the unit go on.
+pub(super) fn claim_apart(tasks: &Arc<Tasks>, members: Vec<Member>) {
+    if members.is_empty() {
+        return;
+    }
+    let others = Arc::clone(tasks);
+    tasks.spawn(
+        Box::pin(async move { claim(&others, members, Vec::new()).await })
+            as BoxFuture<'static, Vec<Ended>>,
+    );
 }

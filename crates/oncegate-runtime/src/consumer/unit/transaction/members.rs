@@ -8,8 +8,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, sleep};
 use tracing::{Instrument as _, Span, info};
 
-use super::follow::{InTransaction, follow};
-use super::{claim, claim_apart};
+use super::follow::{InTransaction, claim, claim_apart, follow};
 use crate::consumer::end::BUSY_BACKOFF;
 use crate::consumer::erased::{ErasedTransactional, Rest, RunEnd, TransactionEnd};
 use crate::consumer::member::{Ended, Member};
