@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ::http::Response;
 use bytes::Bytes;
@@ -12,7 +12,6 @@ use super::IdempotencyLayer;
 use super::body::Body;
 use super::problem::Problem;
 use super::response::{StoredResponse, mark_expiry};
-use super::run::expires_unix_s;
 use oncegate_runtime::attempt::Attempt;
 use oncegate_runtime::codec::Raw;
 use oncegate_runtime::failure::{BoxError, Failure};
@@ -245,4 +244,12 @@ impl std::error::Error for ResponseNotCommitted {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&*self.error)
     }
+}
+
+/// The time at which a record expires that is completed now, in seconds since 1970.
+pub(super) fn expires_unix_s(retention: Duration) -> u64 {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    now.saturating_add(retention).as_secs()
 }

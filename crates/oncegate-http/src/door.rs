@@ -6,7 +6,6 @@ use std::time::Duration;
 use ::http::request::Parts;
 use ::http::{HeaderValue, Request, Response, Version, header};
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use http_body::Body as _;
 use oncegate_core::store::StoreError;
 use tokio::time::{Instant, sleep, timeout};
@@ -19,16 +18,12 @@ use super::key;
 use super::problem::{Cause, GivenUp, Problem};
 use super::request::{Caller, Duty, Form, message};
 use super::response::StoredResponse;
-use super::run;
+use super::run::{self, Handle};
 use super::store_breaker::BreakerChange;
 use oncegate_runtime::codec::Raw;
 use oncegate_runtime::gate::{Entry, GateError, Lease, Stored};
 use oncegate_runtime::message::Message;
 use oncegate_runtime::observe::{Event, ExtraRunCause};
-
-/// The layer and the handler, for one request.
-pub(super) type Handle<E> =
-    Box<dyn FnOnce(Request<Body>) -> BoxFuture<'static, Result<Response<Body>, E>> + Send>;
 
 /// The first and the longest wait of a duplicate whose key is busy; the waits double.
 const FIRST_WAIT: Duration = Duration::from_millis(20);

@@ -5,10 +5,11 @@
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use ::http::{HeaderMap, Request, Response, StatusCode, header};
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
@@ -16,8 +17,7 @@ use tracing::{info, warn};
 use super::IdempotencyLayer;
 use super::body::{Body, collect};
 use super::body_memory::OccupiedMemory;
-use super::commit::{CommittedResponse, ResponseCommit};
-use super::door::Handle;
+use super::commit::{CommittedResponse, ResponseCommit, expires_unix_s};
 use super::policy::{Decision, Settle};
 use super::problem::{Cause, GivenUp, Problem};
 use super::response::{StoredResponse, mark_expiry};
@@ -27,6 +27,10 @@ use oncegate_runtime::codec::Raw;
 use oncegate_runtime::gate::{Completion, Entry, Lease};
 use oncegate_runtime::message::Message;
 use oncegate_runtime::observe::{Event, RunOutcome};
+
+/// The layer and the handler, for one request.
+pub(super) type Handle<E> =
+    Box<dyn FnOnce(Request<Body>) -> BoxFuture<'static, Result<Response<Body>, E>> + Send>;
 
 /// The channel to the client's request, if it still waits.
 struct Waiting<E> {
@@ -449,12 +453,4 @@ async fn call<E>(
         Some(Err(_panic)) => Ran::Panicked,
         None => Ran::Cancelled,
     }
-}
-
-/// The time at which a record expires that is completed now, in seconds since 1970.
-pub(super) fn expires_unix_s(retention: Duration) -> u64 {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    now.saturating_add(retention).as_secs()
 }

@@ -14,7 +14,8 @@ use tower_service::Service;
 
 use super::IdempotencyLayer;
 use super::body::Body;
-use super::door::{Handle, serve};
+use super::door::serve;
+use super::run::Handle;
 use oncegate_runtime::failure::BoxError;
 
 /// A service behind an [`IdempotencyLayer`].

@@ -10,11 +10,13 @@ use oncegate_core::store::StoreError;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, TargetSessionAttrs};
 
-use super::link::{self, CONNECTIONS, Link, Sessions, Shared};
+use super::link::{CONNECTIONS, Link};
 use super::notices::Notices;
 use super::password::PasswordFile;
 use super::purge::Purge;
+use super::session::{Sessions, session_options};
 use super::settings::PostgresSettings;
+use super::shared::Shared;
 use super::tls::{Parameters, Tls};
 use super::transactional::Connecting;
 use super::{Inner, PostgresStore};
@@ -212,7 +214,7 @@ impl PostgresBuilder {
         let tls = Tls::new(parameters, &mut config)?;
         let options = config.get_options().unwrap_or_default().to_owned();
         let mut ours = config.clone();
-        ours.options(options + &link::session_options(response_timeout));
+        ours.options(options + &session_options(response_timeout));
         let reached = Reached {
             address: address(&config),
             shows_password,

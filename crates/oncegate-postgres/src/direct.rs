@@ -13,8 +13,8 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::errors::{self, Trouble};
-use super::link::Shared;
 use super::row;
+use super::shared::Shared;
 use super::transaction::{self, CommandResult};
 
 /// Applies the commands. Returns one answer for each.

@@ -11,7 +11,9 @@ use rustls::CertificateError;
 use tokio_postgres::Error;
 use tokio_postgres::error::Severity;
 
-use super::schema::REMEDY;
+/// Advice to create the tables, for every error about missing tables.
+pub(super) const REMEDY: &str = "run `oncegate migrate`, or call PostgresStore::create_schema(), as a role with DDL rights, and grant \
+     the consumer's role SELECT, INSERT, UPDATE and DELETE on the tables (`oncegate migrate --print` prints the statements)";
 
 /// The most characters of the server's error text that an error repeats.
 const MAX_DETAIL_CHARS: usize = 160;

@@ -8,7 +8,7 @@
 //!
 //! - `schema`: the tables; `row`: a record as columns, and the three statements
 //! - `direct`: a batch by single statements; `transaction`: a batch by the rules
-//! - `link`: the thread, the connections and the queues
+//! - `link`: the thread and the queues; `shared`: the connections, and `session`: their settings
 //! - `commit`: completes a record inside the user's transaction; `transactional`: transactions that
 //!   the runtime opens, and `sessions`: what each process has received for them
 //! - `outbox`: messages that are written in the user's transaction and published by a relay
@@ -70,8 +70,10 @@ mod removal;
 mod rights;
 mod row;
 mod schema;
+mod session;
 mod sessions;
 mod settings;
+mod shared;
 #[cfg(feature = "testing")]
 mod testing;
 mod tls;

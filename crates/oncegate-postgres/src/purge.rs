@@ -18,9 +18,9 @@ use tokio_postgres::types::ToSql;
 use tracing::{debug, warn};
 
 use super::errors::{self, Trouble};
-use super::link::Shared;
 use super::row;
-use super::transaction::within;
+use super::shared::{Shared, within};
+
 use oncegate_store_toolkit::archive::{Expired, SharedArchive};
 use oncegate_store_toolkit::purge::{Backlog, Pace, PurgeStep};
 

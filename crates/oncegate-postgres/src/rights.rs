@@ -3,7 +3,7 @@
 use deadpool_postgres::Object;
 
 use super::errors::{self, Trouble};
-use super::schema;
+use super::schema::{self, quoted};
 
 /// A table, and what a role needs on it.
 struct Needed {
@@ -140,11 +140,6 @@ fn told(lacking: &[(String, String)], role: &str) -> Lacking {
             )
         }),
     }
-}
-
-/// A name as an identifier.
-pub(super) fn quoted(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
 }
 
 #[cfg(test)]

@@ -5,13 +5,8 @@ use std::time::Duration;
 use deadpool_postgres::Object;
 use oncegate_core::store::StoreError;
 
-use super::errors::{self, Trouble};
-use super::rights::quoted;
+use super::errors::{self, REMEDY, Trouble};
 use super::{journal, outbox, sessions};
-
-/// Advice to create the tables, for every error about missing tables.
-pub(super) const REMEDY: &str = "run `oncegate migrate`, or call PostgresStore::create_schema(), as a role with DDL rights, and grant \
-     the consumer's role SELECT, INSERT, UPDATE and DELETE on the tables (`oncegate migrate --print` prints the statements)";
 
 /// Key of the advisory lock under which one process at a time creates the tables: `oncegate` in
 /// ASCII.
@@ -76,7 +71,7 @@ pub struct SchemaChange {
 
 /// The statements from no tables to the format of this release.
 pub(super) fn sql() -> String {
-    STEPS.concat() + sessions::TABLE + outbox::TABLES
+    STEPS.concat() + sessions::TABLE + outbox::tables::TABLES
 }
 
 /// The statements that grant a role the rights to run consumers. It needs no others.
@@ -87,6 +82,11 @@ pub(super) fn grants(role: &str) -> String {
          oncegate_outbox, oncegate_outbox_leaders TO {role};\n\
          GRANT SELECT, UPDATE ON oncegate_schema TO {role};\n"
     )
+}
+
+/// A name as an identifier.
+pub(super) fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
 }
 
 /// Creates the tables, or migrates them to this release's format, in one transaction, with separate
@@ -126,7 +126,7 @@ pub(super) async fn change(client: &Object, journaled: bool) -> Result<SchemaCha
         change.sql += sessions::TABLE;
     }
     if !exists(client, "oncegate_outbox").await? {
-        change.sql += outbox::TABLES;
+        change.sql += outbox::tables::TABLES;
     }
     Ok(change)
 }

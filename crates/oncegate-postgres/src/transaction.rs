@@ -5,7 +5,6 @@
 //! rules run here, between the two, so they cannot differ from the rules of the other stores.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use deadpool_postgres::Object;
 use futures_util::future::{join, join3, try_join3};
@@ -17,8 +16,8 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::errors::{self, Trouble};
-use super::link::Shared;
 use super::row::{self, Columns};
+use super::shared::{Shared, within};
 
 /// The most tries of a batch after passing errors, before its callers get the error.
 const MAX_TRIES: usize = 3;
@@ -384,15 +383,4 @@ fn read(rows: &[Row], inserted: &BTreeSet<String>) -> Result<(StoreTime, Records
         records.insert(key.to_owned(), record);
     }
     Ok((now, records))
-}
-
-/// Runs `work` for up to `limit`. After that, a transaction that it began ends with its connection.
-pub(super) async fn within<T>(
-    limit: Duration,
-    work: impl Future<Output = Result<T, Trouble>>,
-) -> Result<T, Trouble> {
-    let silence = StoreError::unavailable("the server did not answer in time");
-    tokio::time::timeout(limit, work)
-        .await
-        .unwrap_or_else(|_| Err(silence.into()))
 }

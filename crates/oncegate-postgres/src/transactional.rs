@@ -40,8 +40,8 @@ use tokio_postgres::Config;
 
 use super::PostgresStore;
 use super::errors::{self, Trouble};
-use super::link::Sessions as SessionSettings;
 use super::notices::Notices;
+use super::session::Sessions as SessionSettings;
 
 mod batch;
 mod begin;

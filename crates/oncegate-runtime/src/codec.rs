@@ -17,11 +17,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::failure::BoxError;
+use crate::results::{self, REFERENCE};
 
 const JSON: u8 = 1;
 const MESSAGE_PACK: u8 = 2;
 const RAW: u8 = 3;
-pub(crate) const REFERENCE: u8 = 4;
 const NOT_KEPT: u8 = 255;
 
 const JSON_NULL: &[u8] = b"null";
@@ -129,7 +129,7 @@ pub fn describe_stored(stored: &[u8]) -> String {
         Some(&JSON) => format!("{} bytes of JSON", stored.len() - 1),
         Some(&MESSAGE_PACK) => format!("{} bytes of MessagePack", stored.len() - 1),
         Some(&RAW) => format!("{} raw bytes", stored.len() - 1),
-        Some(&REFERENCE) => crate::results::describe(stored),
+        Some(&REFERENCE) => results::describe(stored),
         Some(&NOT_KEPT) => "not kept".to_owned(),
         Some(other) => format!("{} bytes of the unknown encoding {other}", stored.len() - 1),
     }

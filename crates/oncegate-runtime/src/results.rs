@@ -32,8 +32,10 @@ use bytes::{BufMut, Bytes, BytesMut};
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::Token;
 
-use crate::codec::REFERENCE;
 use crate::failure::BoxError;
+
+/// The first byte of a reference to a result, among those of the codecs.
+pub(crate) const REFERENCE: u8 = 4;
 
 /// A store for results that are too large for a record.
 ///

@@ -16,11 +16,9 @@ use super::entry::{
     REPEATS_PER_VISIBILITY,
 };
 pub(crate) use super::entry::{Group, MessageId, Target};
-use super::outbox::Outbox;
+use super::outbox::{BATCH_ENTRIES, Outbox};
 use oncegate_runtime::backoff::Backoff;
 
-/// The most entries in one call to SQS.
-pub(crate) const BATCH_ENTRIES: usize = 10;
 /// The time that a return, or a delete that the later messages of its group wait for, may wait for
 /// others to fill its batch.
 const SHORT_WAIT: Duration = Duration::from_millis(50);

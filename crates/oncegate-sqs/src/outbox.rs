@@ -5,7 +5,8 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use tokio::time::Instant;
 
-use super::held::BATCH_ENTRIES;
+/// The most entries in one call to SQS.
+pub(crate) const BATCH_ENTRIES: usize = 10;
 
 /// Pending entries in their order; those that failed come later.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, oneshot};
 
 use super::api::{CallError, answer_mut};
-use super::held::BATCH_ENTRIES;
+use super::outbox::BATCH_ENTRIES;
 use super::outgoing::Outgoing;
 use super::queue::{self, Queue, QueueError};
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::held::BATCH_ENTRIES;
+use super::outbox::BATCH_ENTRIES;
 use oncegate_runtime::backoff::Backoff;
 
 /// The most concurrent long polls.

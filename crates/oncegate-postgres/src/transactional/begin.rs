@@ -11,8 +11,8 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use crate::errors::{self, Trouble};
-use crate::link::limit_ms;
 use crate::row;
+use crate::session::limit_ms;
 
 /// The isolation of a transaction, as in SQL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
