@@ -6,7 +6,8 @@ use deadpool_postgres::Object;
 use oncegate_core::store::StoreError;
 
 use super::errors::{self, REMEDY, Trouble};
-use super::{journal, outbox, sessions};
+use super::outbox::tables::TABLES as OUTBOX_TABLES;
+use super::{journal, sessions};
 
 /// Key of the advisory lock under which one process at a time creates the tables: `oncegate` in
 /// ASCII.
@@ -71,7 +72,7 @@ pub struct SchemaChange {
 
 /// The statements from no tables to the format of this release.
 pub(super) fn sql() -> String {
-    STEPS.concat() + sessions::TABLE + outbox::tables::TABLES
+    STEPS.concat() + sessions::TABLE + OUTBOX_TABLES
 }
 
 /// The statements that grant a role the rights to run consumers. It needs no others.
@@ -126,7 +127,7 @@ pub(super) async fn change(client: &Object, journaled: bool) -> Result<SchemaCha
         change.sql += sessions::TABLE;
     }
     if !exists(client, "oncegate_outbox").await? {
-        change.sql += outbox::tables::TABLES;
+        change.sql += OUTBOX_TABLES;
     }
     Ok(change)
 }

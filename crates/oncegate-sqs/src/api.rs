@@ -13,7 +13,9 @@ use aws_sdk_sqs::types::{
 };
 
 use super::held::{Change, EntryResult, Target};
-use super::settings::CONNECT_TIMEOUT;
+
+/// The time limit of one attempt to connect.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Time limit of a call that does not wait for messages.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);

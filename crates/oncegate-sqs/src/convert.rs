@@ -6,6 +6,7 @@ use std::sync::Arc;
 use aws_sdk_sqs::types::{MessageAttributeValue, MessageSystemAttributeName};
 use bytes::Bytes;
 
+use super::headers::{SYSTEM_PREFIX, TYPES_HEADER, is_system, text};
 use super::held::MessageId;
 use super::source_settings::Body;
 use super::{ORIGIN_ATTRIBUTE, sns};
@@ -16,18 +17,6 @@ static BROKER: Broker = Broker {
     name: "sqs",
     system: "aws_sqs",
 };
-
-/// The prefix of headers from SQS. SQS reserves it, so senders' attributes cannot have it.
-pub(crate) const SYSTEM_PREFIX: &str = "AWS.";
-/// The header with the data types of attributes that are not plain strings, as a JSON object.
-pub(crate) const TYPES_HEADER: &str = "AWS.DataTypes";
-/// The header with the group of a message in a FIFO queue.
-pub(crate) const GROUP_HEADER: &str = "AWS.MessageGroupId";
-
-/// The header with the time of a message's first receive, in milliseconds since 1970.
-pub(crate) const FIRST_RECEIVE_HEADER: &str = "AWS.ApproximateFirstReceiveTimestamp";
-/// The header with the ARN of the queue from which a redrive policy has moved a message.
-pub(crate) const SOURCE_ARN_HEADER: &str = "AWS.DeadLetterQueueSourceArn";
 
 /// The longest route that an attribute may have, in bytes; a longer one is not ours.
 const ROUTE_MAX_BYTES: usize = 249;
@@ -158,19 +147,6 @@ fn attributes(
         && let Ok(types) = serde_json::to_string(&types)
     {
         headers.push(text(TYPES_HEADER, types));
-    }
-}
-
-/// Returns whether SQS reserves this name.
-pub(crate) fn is_system(name: &str) -> bool {
-    name.get(..SYSTEM_PREFIX.len())
-        .is_some_and(|prefix| prefix.eq_ignore_ascii_case(SYSTEM_PREFIX))
-}
-
-pub(crate) fn text(name: &str, value: impl Into<Bytes>) -> Header {
-    Header {
-        name: name.into(),
-        value: Some(value.into()),
     }
 }
 

@@ -12,8 +12,8 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 
 use super::api::CallError;
-use super::convert::{GROUP_HEADER, SOURCE_ARN_HEADER, TYPES_HEADER, text};
 use super::dead_letters::attribute;
+use super::headers::{GROUP_HEADER, SOURCE_ARN_HEADER, TYPES_HEADER, text};
 use super::letter::{self, Provenance, Redriven};
 use super::queue::{self, Queue};
 use super::settings::{Connection, name};

@@ -12,9 +12,10 @@ use parking_lot::Mutex;
 use tracing::warn;
 
 use super::api::CallError;
-use super::convert::GROUP_HEADER;
+use super::headers::GROUP_HEADER;
 use super::letter::{Letter, Value, Written};
-use super::queue::{self, Queue, QueueError};
+use super::queue::{self, Queue};
+use super::queue_error::QueueError;
 use super::settings::{Connection, name};
 use oncegate_runtime::dead_letters::{DeadLetter, DeadLetters};
 use oncegate_runtime::failure::BoxError;

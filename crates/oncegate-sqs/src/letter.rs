@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
-use super::convert::{FIRST_RECEIVE_HEADER, GROUP_HEADER, TYPES_HEADER, is_system};
+use super::headers::{FIRST_RECEIVE_HEADER, GROUP_HEADER, TYPES_HEADER, is_system};
 use super::sns::ENVELOPE_HEADER;
 use super::{ORIGIN_ATTRIBUTE, POINTER_HEADER, REASON_ATTRIBUTE};
 use oncegate_core::reason::one_line;

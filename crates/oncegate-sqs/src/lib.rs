@@ -104,6 +104,7 @@ mod dead_letters;
 mod drive;
 mod entry;
 mod events;
+mod headers;
 mod held;
 mod hub;
 mod letter;
@@ -112,6 +113,7 @@ mod outgoing;
 mod payloads;
 mod publisher;
 mod queue;
+mod queue_error;
 mod queue_writer;
 mod receivers;
 #[cfg(feature = "s3")]

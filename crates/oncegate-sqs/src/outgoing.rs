@@ -5,8 +5,8 @@ use aws_sdk_sqs::types::SendMessageBatchRequestEntry;
 use oncegate_outbox::{ID_HEADER, OutboxMessage};
 use oncegate_runtime::message::{Header, Message, Origin};
 
-use super::convert::text;
 use super::dead_letters::{GROUP_MAX_BYTES, attribute};
+use super::headers::text;
 use super::letter::{ATTRIBUTES_MOST, Attributes, attributes, body, bytes, is_name};
 use super::queue::Queue;
 

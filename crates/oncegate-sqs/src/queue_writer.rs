@@ -11,7 +11,8 @@ use tokio::sync::{Semaphore, oneshot};
 use super::api::{CallError, answer_mut};
 use super::outbox::BATCH_ENTRIES;
 use super::outgoing::Outgoing;
-use super::queue::{self, Queue, QueueError};
+use super::queue::{self, Queue};
+use super::queue_error::QueueError;
 
 /// The most batches of a queue that are in flight at a time.
 const BATCHES_MOST: usize = 8;

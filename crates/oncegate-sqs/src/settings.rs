@@ -7,8 +7,9 @@ use aws_sdk_sqs::Client;
 use aws_sdk_sqs::config::timeout::TimeoutConfig;
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
 
+use super::api::CONNECT_TIMEOUT;
 use super::payloads::Payloads;
-use super::queue::QueueError;
+use super::queue_error::QueueError;
 use super::source_settings::{SqsSettings, WAIT_MIN};
 use oncegate_core::settings::Finding;
 use oncegate_runtime::source::SourceError;
@@ -26,7 +27,6 @@ pub(crate) struct Settings {
 
 /// Time limit of a call outside of the source's loop, including the client's retries.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
-pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Settings {
     pub(crate) fn new(connection: Connection, queue: String) -> Self {

@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde::Deserialize;
 
-use super::convert::{is_system, text};
+use super::headers::{is_system, text};
 use oncegate_runtime::message::Header;
 
 /// The header with the unchanged envelope, including its signature.
