@@ -2,6 +2,7 @@ use aws_sdk_sqs::primitives::Blob;
 use aws_sdk_sqs::types::Message as Raw;
 use aws_sdk_sqs::types::builders::MessageBuilder;
 
+use super::super::headers::GROUP_HEADER;
 use super::*;
 
 fn reader() -> Reader {
