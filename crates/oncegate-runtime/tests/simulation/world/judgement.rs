@@ -51,6 +51,14 @@ impl World {
         })
     }
 
+    /// Returns the payments that were given up.
+    pub(super) fn given_up(&self) -> BTreeSet<u64> {
+        given_up(
+            &self.ledger.letters.lock().unwrap(),
+            &self.broker.payloads(),
+        )
+    }
+
     /// Asserts that every key has an effect or all of its messages are dead letters, and that more
     /// than one effect is explained.
     pub(super) fn judge_effects(&self) {
@@ -59,10 +67,7 @@ impl World {
         let lost = self.losses() > 0 || self.fail_open() > 0;
         // A key has one dead letter: later messages of a key that was given up get none.
         let payloads = self.broker.payloads();
-        let given_up: BTreeSet<u64> = letters
-            .keys()
-            .filter_map(|n| payment_id(&payloads[n.parse::<usize>().unwrap()]))
-            .collect();
+        let given_up = given_up(&letters, &payloads);
         let ids: BTreeSet<u64> = payloads
             .iter()
             .filter_map(|payload| payment_id(payload))
@@ -176,5 +181,13 @@ fn counts(effects: &BTreeMap<u64, u32>) -> BTreeMap<u64, u64> {
     effects
         .iter()
         .map(|(id, times)| (*id, u64::from(*times)))
+        .collect()
+}
+
+/// The payments with a dead letter, of whichever of their messages.
+fn given_up(letters: &BTreeMap<String, String>, payloads: &[String]) -> BTreeSet<u64> {
+    letters
+        .keys()
+        .filter_map(|n| payment_id(&payloads[n.parse::<usize>().unwrap()]))
         .collect()
 }
