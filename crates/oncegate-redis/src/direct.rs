@@ -65,7 +65,7 @@ impl Direct {
 
     /// Sends a call on the caller's task, or returns it if it must go through the pipe.
     ///
-    /// When the future is dropped, the call may still be executed, as with the pipe.
+    /// Dropping the future does not take the call back: it may still be executed.
     pub(super) async fn send(&self, request: Request) -> Result<RawReply, Request> {
         let Some(call) = self.begin() else {
             return Err(request);

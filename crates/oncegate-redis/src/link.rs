@@ -55,7 +55,7 @@ const GOOD_CONNECTION: Duration = Duration::from_secs(1);
 
 /// A server: a pipe for bulk, and one for heartbeats, which must not queue behind bulk.
 ///
-/// Its pipes end when it is dropped.
+/// Dropping it ends its pipes.
 #[derive(Debug)]
 pub(super) struct Node {
     /// `host:port`, or empty when the caller supplied a pool.

@@ -349,7 +349,7 @@ fn dead_letters_and_unfinished_messages_are_named_unless_poison() {
     .shows(&[]);
 }
 
-/// Its process may end before the dead letter is written.
+/// A process may end before it has written the dead letter.
 // invariant: verdict-from-history
 #[test]
 fn a_handler_that_gave_up_is_the_cause_of_a_late_dead_letter() {

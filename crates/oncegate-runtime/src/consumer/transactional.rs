@@ -8,8 +8,10 @@ use crate::batch::BatchLimits;
 use crate::transactional::{TransactionalBatchHandler, TransactionalHandler, Transactions};
 
 mod run;
+mod single;
 
-use run::{Erased, Pair, Single};
+use run::{Erased, Pair};
+use single::Single;
 
 /// A [`TransactionalHandler`] with the database that opens its transactions; pass it to
 /// [`Consumer::new`](crate::Consumer::new) or [`route`](crate::Consumer::route) in the place of a

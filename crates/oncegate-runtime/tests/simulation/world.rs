@@ -256,8 +256,7 @@ impl World {
             "seed {}: a replay had effects",
             self.seed
         );
-        // A dead letter whose mark the store did not answer may be written again, for another message
-        // of its payment: the ack does not wait for the mark for ever.
+        // Without its mark, a dead letter is written again, for whichever message of its payment.
         assert_eq!(
             self.given_up(),
             given_up,
