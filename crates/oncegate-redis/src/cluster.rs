@@ -18,11 +18,13 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use super::address::moved_to;
-use super::connector::{Connector, Opener};
+use super::connector::Connector;
 use super::driver::Jobs;
-use super::link::{Node, PipeName, Shared};
+use super::link::{Node, PipeName};
+use super::opener::Opener;
 use super::replies::RawReply;
 use super::request::Request;
+use super::shared::Shared;
 use super::slots::{self, Host, Range, Redirect, SLOTS};
 use super::{errors, no_answer};
 

@@ -15,11 +15,11 @@ use tokio::runtime::{self, Handle};
 use tokio::sync::Notify;
 
 use super::durability::Durability;
-use super::link::Shared;
 use super::no_answer;
 use super::pipeline::{self, ReadyConnection};
 use super::replies::RawReply;
 use super::request::Request;
+use super::shared::Shared;
 
 /// State that a pipe shares with the callers that may send by themselves.
 pub(super) struct Direct {

@@ -5,7 +5,7 @@
 //! once that the store is unavailable, and reconnects by itself.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -18,12 +18,10 @@ use tokio::time::Instant;
 use super::connector::Connector;
 use super::direct::Direct;
 use super::driver::Jobs;
-use super::durability::Durability;
-use super::losses::Losses;
 use super::pipeline::{self, ReadyConnection};
 use super::replies::RawReply;
 use super::request::Request;
-use super::scripts::Scripts;
+use super::shared::Shared;
 use oncegate_store_toolkit::batch::{self, Carrier, CarrierGone, Joiner};
 
 /// The most pipelines of a pipe in flight at once: while one is answered, the next is read.
@@ -71,20 +69,6 @@ pub(super) struct Node {
 pub(super) enum PipeName {
     Bulk,
     Heartbeats,
-}
-
-/// State shared by the pipes of all nodes.
-#[derive(Clone)]
-pub(super) struct Shared {
-    pub(super) scripts: Arc<Scripts>,
-    /// Time limit for a pipeline, without what its size adds.
-    pub(super) response_timeout: Duration,
-    pub(super) durability: Durability,
-    pub(super) losses: Arc<Losses>,
-    /// `true` once a server has refused a call with keys of several slots, although its INFO says
-    /// that it is not in cluster mode: it is a proxy in front of several servers. From then on, no
-    /// call has more than one key.
-    pub(super) is_sharded: Arc<AtomicBool>,
 }
 
 /// Receives the outcome of a pipe's first try to connect.

@@ -11,12 +11,13 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connector::Connector;
 use super::durability::Durability;
+use super::first_attempt::FirstAttempt;
 use super::info::Info;
-use super::link::Shared;
 use super::replies::RawReply;
 use super::request::{Request, What};
 use super::scripts::Scripts;
-use super::shortcut::{Abilities, First, Kind};
+use super::shared::Shared;
+use super::shortcut::{Abilities, Kind};
 use super::witnesses::{Completed, Witness};
 use super::{errors, no_answer};
 use oncegate_store_toolkit::batch::{Batch, Item as _};
@@ -227,7 +228,7 @@ impl PipelineBuilder {
             count,
             ..Self::default()
         };
-        let mut groups: Vec<(Kind, Vec<(usize, First)>)> = Vec::new();
+        let mut groups: Vec<(Kind, Vec<(usize, FirstAttempt)>)> = Vec::new();
         let mut confirm = false;
         for (place, request) in requests.into_iter().enumerate() {
             let Request {
@@ -266,7 +267,7 @@ impl PipelineBuilder {
     fn push_alone(
         &mut self,
         place: usize,
-        first: First,
+        first: FirstAttempt,
         asking: bool,
         shared: &Shared,
         abilities: Abilities,
@@ -276,7 +277,7 @@ impl PipelineBuilder {
             .extend(first.completed().map(|completed| (place, completed)));
     }
 
-    fn push_together(&mut self, kind: Kind, group: Vec<(usize, First)>, shared: &Shared) {
+    fn push_together(&mut self, kind: Kind, group: Vec<(usize, FirstAttempt)>, shared: &Shared) {
         self.pipeline
             .add_command(kind.together(&shared.scripts, &group));
         let places = group.iter().map(|(place, _)| *place).collect();

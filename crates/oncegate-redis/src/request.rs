@@ -2,7 +2,7 @@
 
 use redis::Cmd;
 
-use super::shortcut::First;
+use super::first_attempt::FirstAttempt;
 use super::witnesses::Completed;
 use oncegate_store_toolkit::batch::Item;
 
@@ -28,7 +28,7 @@ pub(super) enum What {
     /// A command by itself.
     Cmd(Cmd),
     /// A command, or a part of one, depending on the other requests of the pipeline.
-    First(First),
+    First(FirstAttempt),
 }
 
 impl Request {
@@ -42,7 +42,7 @@ impl Request {
         }
     }
 
-    pub(super) fn first(first: First) -> Self {
+    pub(super) fn first(first: FirstAttempt) -> Self {
         let bytes = first.bytes();
         Self {
             what: What::First(first),

@@ -10,10 +10,10 @@ use oncegate_core::store::{Command, StoreError};
 use redis::{Cmd, Value};
 
 use super::buckets::{Buckets, Names};
+use super::first_attempt::{self, FirstAttempt};
 use super::layout;
 use super::replies::{self, RawReply};
 use super::request::{OVERHEAD_BYTES, Request, What};
-use super::shortcut::{self, First};
 use super::slots;
 use super::sources::{COMPACT, NAMES, Source, VERBS, Verb};
 use super::witnesses::{Completed, Witness};
@@ -177,7 +177,7 @@ impl Scripts {
     /// The request for `command`: a shortcut if there is one, or else the script.
     pub(super) fn request(&self, command: &Command) -> Request {
         let first = if self.shortcuts {
-            First::of(command)
+            FirstAttempt::of(command)
         } else {
             None
         };
@@ -228,7 +228,7 @@ impl Scripts {
                 _ => false,
             };
         if is_short {
-            shortcut::settled(command, answer, self.durable)
+            first_attempt::settled(command, answer, self.durable)
         } else {
             Some(replies::of_script(command, answer))
         }

@@ -11,7 +11,7 @@ use redis::aio::MultiplexedConnection;
 use tokio::time::timeout;
 
 use super::address::moved_to;
-use super::connector::Opener;
+use super::opener::Opener;
 
 /// Sentinels, and the connection settings of their primary.
 pub(super) struct Sentinels {

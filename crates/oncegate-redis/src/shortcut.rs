@@ -12,26 +12,19 @@
 //! claim (0.74 of that), and 4.77 µs where 64 operations share calls (0.83 of the plain claim); on
 //! Valkey, plain commands take 0.45 of the scripts' time.
 
-use bytes::Bytes;
-use oncegate_core::key::StoreKey;
-use oncegate_core::record::{Recovery, TAIL, Token};
-use oncegate_core::rules::{Grant, Operation, Reply, Verdict};
-use oncegate_core::store::{Command, StoreError};
+use oncegate_core::store::StoreError;
 use redis::{Cmd, Value};
 
+use super::first_attempt::{FirstAttempt, Step};
 use super::info::Info;
+use super::layout;
 use super::replies::RawReply;
 use super::scripts::Scripts;
 use super::sources::Verb;
-use super::witnesses::Completed;
-use super::{errors, layout};
 
 /// The first versions that support `SET … IFEQ`.
 const IFEQ_IN_REDIS: (u32, u32) = (8, 4);
 const IFEQ_IN_VALKEY: (u32, u32) = (8, 1);
-
-/// Protocol overhead, in bytes, of the arguments of a plain command.
-const OVERHEAD_BYTES: usize = 96;
 
 /// The shortcuts that a server supports, as found when the connection was opened.
 #[derive(Clone, Copy, Debug)]
@@ -65,23 +58,6 @@ impl Abilities {
     }
 }
 
-/// A claim without a fencing token, or a completion, that may be of a first attempt.
-#[derive(Debug)]
-pub(super) struct First {
-    key: StoreKey,
-    token: Token,
-    fingerprint: [u8; 7],
-    /// The time until the record expires.
-    millis: u64,
-    step: Step,
-}
-
-#[derive(Debug)]
-enum Step {
-    Claim,
-    Completion { result: Bytes },
-}
-
 /// The requests that can share one script call: the same operation with the same expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
@@ -89,52 +65,7 @@ pub(super) struct Kind {
     millis: u64,
 }
 
-impl First {
-    pub(super) fn of(command: &Command) -> Option<Self> {
-        let (token, fingerprint, millis, step) = match &command.operation {
-            Operation::Claim {
-                token,
-                lease,
-                fingerprint,
-                fenced: false,
-                ..
-            } => (
-                token,
-                fingerprint,
-                layout::millis(*lease + TAIL),
-                Step::Claim,
-            ),
-            Operation::Complete {
-                token,
-                fingerprint,
-                result,
-                retention,
-            } => {
-                let step = Step::Completion {
-                    result: result.clone(),
-                };
-                (token, fingerprint, layout::millis(*retention), step)
-            }
-            _ => return None,
-        };
-        Some(Self {
-            key: command.key.clone(),
-            token: *token,
-            fingerprint: layout::fingerprint_bytes(*fingerprint),
-            millis,
-            step,
-        })
-    }
-
-    /// The approximate number of bytes on the wire.
-    pub(super) fn bytes(&self) -> usize {
-        let result_bytes = match &self.step {
-            Step::Claim => 0,
-            Step::Completion { result } => result.len(),
-        };
-        OVERHEAD_BYTES + self.key.as_str().len() + result_bytes
-    }
-
+impl FirstAttempt {
     /// The kind of call that this request can share; `None` when it is sent alone.
     pub(super) fn kind(&self, abilities: Abilities) -> Option<Kind> {
         let verb = match self.step {
@@ -181,26 +112,11 @@ impl First {
             ),
         }
     }
-
-    /// The record of a first attempt.
-    fn record(&self) -> [u8; 25] {
-        layout::first_attempt(self.token.as_bytes(), self.fingerprint)
-    }
-
-    /// The facts about the completed record; `None` for a claim.
-    pub(super) fn completed(self) -> Option<Completed> {
-        let retention_ms = self.millis;
-        matches!(self.step, Step::Completion { .. }).then(|| Completed {
-            key: self.key,
-            tag: self.token.tag(),
-            retention_ms,
-        })
-    }
 }
 
 impl Kind {
     /// Returns one call for all of these requests, which are of this kind.
-    pub(super) fn together(self, scripts: &Scripts, firsts: &[(usize, First)]) -> Cmd {
+    pub(super) fn together(self, scripts: &Scripts, firsts: &[(usize, FirstAttempt)]) -> Cmd {
         let bytes = firsts.iter().map(|(_, first)| first.bytes()).sum();
         let mut cmd = scripts.evalsha(self.verb, 3 * firsts.len() + 4, bytes);
         cmd.arg(firsts.len());
@@ -260,64 +176,4 @@ fn unheard_of(count: usize) -> Vec<RawReply> {
         ));
         count
     ]
-}
-
-/// The reply to the command of a first attempt; `None` when the script has to run.
-///
-/// With `durable`, the script handles a record that is already settled, because it must be written
-/// once more.
-pub(super) fn settled(
-    command: &Command,
-    answer: RawReply,
-    durable: bool,
-) -> Option<Result<Reply, StoreError>> {
-    let granted = Grant {
-        attempt: 1,
-        recovery: Recovery::None,
-        fencing_token: None,
-        reopened: false,
-    };
-    match (&command.operation, answer) {
-        (_, Err(error)) => Some(Err(error)),
-        // The script also works on a full server, and it may know a record that is unknown here. A
-        // call for many keys is repeated per key: one key without rights must not affect the
-        // others.
-        (_, Ok(Value::ServerError(error)))
-            if matches!(error.code(), "OOM" | "ERR" | "NOPERM")
-                || errors::is_several_slots(&error) =>
-        {
-            None
-        }
-        (_, Ok(Value::ServerError(error))) => {
-            Some(Err(errors::store_error(&error, Some(&command.key))))
-        }
-        (Operation::Claim { .. }, Ok(Value::Nil)) => Some(Ok(Reply::Verdict {
-            verdict: Verdict::Granted(granted),
-            uncompared: false,
-        })),
-        (Operation::Claim { fingerprint, .. }, Ok(Value::BulkString(record))) if !durable => {
-            verdict(layout::fingerprint_bytes(*fingerprint), record.into()).map(Ok)
-        }
-        (Operation::Complete { .. }, Ok(Value::Okay)) => {
-            Some(Ok(Reply::Applied { recreated: false }))
-        }
-        _ => None,
-    }
-}
-
-/// The reply of a settled record to a claim with this fingerprint; `None` for any other record.
-fn verdict(ours: [u8; 7], record: Bytes) -> Option<Reply> {
-    let (theirs, verdict) = layout::settled(record)?;
-    let uncompared = ours != theirs;
-    let is_same_specification = ours.first() != Some(&0) && ours.first() == theirs.first();
-    if uncompared && is_same_specification {
-        return Some(Reply::Verdict {
-            verdict: Verdict::Mismatch,
-            uncompared: false,
-        });
-    }
-    Some(Reply::Verdict {
-        verdict,
-        uncompared,
-    })
 }

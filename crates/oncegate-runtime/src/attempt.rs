@@ -9,7 +9,7 @@ use oncegate_core::record::FencingToken;
 use oncegate_core::rules::Grant;
 
 use crate::cancellation::Cancellation;
-use crate::transaction::Unit;
+use crate::completing::RunCompletion;
 
 /// The longest time that a handler may continue after its cancellation, before its future is
 /// dropped.
@@ -66,7 +66,7 @@ struct GrantedRun {
     /// one.
     recovered: AtomicBool,
     cancellation: Cancellation,
-    unit: Unit,
+    completion: RunCompletion,
     /// `true` when the attempt runs without the store.
     fail_open: bool,
 }
@@ -75,7 +75,7 @@ impl Attempt {
     pub(crate) fn new(
         grant: Grant,
         cancellation: Cancellation,
-        unit: Unit,
+        completion: RunCompletion,
         fail_open: bool,
     ) -> Self {
         let recovered = AtomicBool::new(grant.recovery.recovered());
@@ -84,7 +84,7 @@ impl Attempt {
                 grant,
                 recovered,
                 cancellation,
-                unit,
+                completion,
                 fail_open,
             }),
         }
@@ -100,8 +100,8 @@ impl Attempt {
         &self.run.cancellation
     }
 
-    pub(crate) fn unit(&self) -> &Unit {
-        &self.run.unit
+    pub(crate) fn completion(&self) -> &RunCompletion {
+        &self.run.completion
     }
 
     /// The number of this attempt of the key, from 1. It is counted in the record, so it survives
@@ -148,7 +148,7 @@ impl Attempt {
     /// It is the same for every attempt and every delivery of the message, and differs between
     /// steps: two effects of one message must not share one.
     pub fn idempotency_key(&self, step: &str) -> String {
-        idempotency_key(self.run.unit.key.as_str(), step)
+        idempotency_key(self.run.completion.key.as_str(), step)
     }
 
     /// Resolves when the run should stop: its lease is lost or may be, it has run for too long, or

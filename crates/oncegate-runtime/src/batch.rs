@@ -215,7 +215,7 @@ impl fmt::Debug for Listener {
 
 /// Encodes the result of a message for its record.
 fn encoded<O: Output>(one: &BatchMessage, output: &O, codec: Codec) -> Encoded {
-    if one.attempt.unit().is_attempted() {
+    if one.attempt.completion().is_attempted() {
         // Its transaction has stored the result, or nothing was stored.
         return Ok(Bytes::new());
     }

@@ -120,7 +120,7 @@ impl<H: Handler> ErasedHandler for H {
     ) -> BoxFuture<'static, Result<Encoded, Failure>> {
         Box::pin(async move {
             let output = Handler::handle(&*self, &message, &attempt).await?;
-            if attempt.unit().is_attempted() {
+            if attempt.completion().is_attempted() {
                 // Its transaction has stored the result, or nothing was stored.
                 return Ok(Ok(Bytes::new()));
             }

@@ -15,6 +15,7 @@ pub mod backoff;
 pub mod batch;
 mod cancellation;
 pub mod codec;
+mod completing;
 pub mod consumer;
 pub mod dead_letter_reader;
 pub mod dead_letters;

@@ -13,7 +13,7 @@
 //! - `outbox`: messages that are written in the user's transaction and published by a relay
 //! - `journal`: the history of a key, written by triggers; `log`: the write-ahead log beside the
 //!   file
-//! - `writer`: group commit; `reader`: reads; `purge`: expired records; `thread` and `queue`:
+//! - `writer`: group commit; `reader`: reads; `purge` and `expired_row`: expired records; `thread` and `queue`:
 //!   between them and the callers
 //!
 //! An operator can read the file with any SQLite shell while it is in use:
@@ -80,6 +80,7 @@ use oncegate_store_toolkit::purge::Backlog;
 mod clock;
 mod commit;
 mod errors;
+mod expired_row;
 mod file;
 mod journal;
 mod log;

@@ -14,6 +14,7 @@ use rusqlite::{Connection, params};
 use tracing::warn;
 
 use super::errors::{self, Trouble};
+use super::expired_row::ExpiredRow;
 use super::file::{self, Settings};
 use super::opened_file::OpenedFile;
 use super::queue::{Job, JobClass, Queue, Turn};
@@ -51,13 +52,6 @@ impl Job for Nothing {
     fn alone(&self) -> bool {
         match *self {}
     }
-}
-
-/// An expired row, with the columns that distinguish it from one that was claimed again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ExpiredRow {
-    id: i64,
-    expires_at_ms: i64,
 }
 
 /// Starts the thread, if the settings enable the purge.
@@ -278,13 +272,4 @@ impl Purge {
         *rows = kept;
         Ok(records)
     }
-}
-
-/// Removes the rows that have not changed since they were read.
-pub(super) fn remove(connection: &Connection, rows: &[ExpiredRow]) -> rusqlite::Result<usize> {
-    let mut remove =
-        connection.prepare_cached("DELETE FROM records WHERE id = ?1 AND expires_at_ms = ?2")?;
-    rows.iter()
-        .map(|row| remove.execute([row.id, row.expires_at_ms]))
-        .sum()
 }

@@ -14,8 +14,8 @@ use tokio::sync::oneshot;
 
 use self::transactions::Transactions;
 use super::errors::Trouble;
+use super::expired_row::{self, ExpiredRow};
 use super::file::Settings;
-use super::purge::{self, ExpiredRow};
 use super::queue::{Job, JobClass, Queue, SoFar, Turn};
 use super::row::{self, Claimed, Rows};
 use super::thread::{self, Worker};
@@ -233,7 +233,7 @@ impl Removals {
     pub(super) fn remove(&self, rows: Vec<ExpiredRow>) -> Result<Duration, StoreError> {
         let (work, answered) = task(move |connection| {
             let began = Instant::now();
-            let removed = purge::remove(connection, &rows)?;
+            let removed = expired_row::remove(connection, &rows)?;
             Ok((removed, began.elapsed()))
         });
         self.queue.push(work)?;

@@ -2,13 +2,11 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 
 use async_trait::async_trait;
-use oncegate_runtime::source::Source;
-use oncegate_runtime::{BatchHandler, BatchLimits, BoxError, Consumer, Gate, Handler};
+use oncegate_runtime::{BatchHandler, BatchLimits, BoxError, Consumer, Handler};
 
-use crate::round::{Downstream, Process, Round, Watched};
+use crate::round::{Downstream, Start, Watched};
 
 /// Starts the handler of a process.
 ///
@@ -35,14 +33,6 @@ type MakeConsumer = Box<dyn FnOnce(Start) -> Consumer + Send>;
 
 /// Ends a handler, and resolves to whether it has ended by itself.
 type EndFuture = Pin<Box<dyn Future<Output = bool> + Send>>;
-
-/// The parts from which a process starts its consumer.
-pub(crate) struct Start {
-    pub(crate) round: Arc<Round>,
-    pub(crate) process: Arc<Process>,
-    pub(crate) member: Arc<dyn Source>,
-    pub(crate) gate: Gate,
-}
 
 impl std::fmt::Debug for Launched {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -454,4 +454,19 @@ impl Loaded {
             }
         }
     }
+
+    /// Checks the format of a consumer's payloads: its secrets, and that its schema can be read.
+    fn check_format(&mut self, name: &str, consumer: &Consumer, secrets: Secrets) {
+        let Some(format) = &consumer.format else {
+            return;
+        };
+        for (setting, secret) in [("password", &format.password), ("token", &format.token)] {
+            if let Some(secret) = secret {
+                self.check_secret(&self.place(name, &["format", setting]), secret, secrets);
+            }
+        }
+        if let Err(why) = format.apply(Key::payload()) {
+            self.error(&self.place(name, &["format"]), why);
+        }
+    }
 }

@@ -9,9 +9,7 @@ use oncegate::schema::{Encoding, Registry, SchemaFormat};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::shape::Consumer;
 use super::values::{Names, Secret};
-use super::{Loaded, Secrets};
 
 /// The largest schema file that is read, in bytes.
 const SCHEMA_MAX_BYTES: u64 = 4 * 1024 * 1024;
@@ -231,23 +229,6 @@ fn read_limited(file: &Path) -> Result<String, String> {
         return Err("it is too large for a schema".to_owned());
     }
     std::fs::read_to_string(file).map_err(|error| error.to_string())
-}
-
-impl Loaded {
-    /// Checks the format of a consumer's payloads: its secrets, and that its schema can be read.
-    pub(super) fn check_format(&mut self, name: &str, consumer: &Consumer, secrets: Secrets) {
-        let Some(format) = &consumer.format else {
-            return;
-        };
-        for (setting, secret) in [("password", &format.password), ("token", &format.token)] {
-            if let Some(secret) = secret {
-                self.check_secret(&self.place(name, &["format", setting]), secret, secrets);
-            }
-        }
-        if let Err(why) = format.apply(Key::payload()) {
-            self.error(&self.place(name, &["format"]), why);
-        }
-    }
 }
 
 #[cfg(test)]

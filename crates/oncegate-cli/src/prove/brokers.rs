@@ -12,10 +12,13 @@ use oncegate::{BoxError, Message};
 use oncegate_testing::{Broker, Topic, Trial};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::ProveArgs;
+use super::args::ProveArgs;
 use super::tried::TriedConsumer;
 use crate::config::values::Property;
 use crate::exit::{Exit, Problem, not_opened};
+
+/// The prefix of the names of scopes, topics and groups that a trial makes on servers.
+pub(super) const TRIAL: &str = "oncegate-prove";
 
 /// The header with the number of a message in its round.
 const NUMBER_HEADER: &str = "oncegate-trial-message";
@@ -78,7 +81,7 @@ impl Brokers {
         kafka::create_topics(brokers, &[], &cluster.properties)
             .await
             .map_err(|error| not_opened(&error))?;
-        cluster.facts(super::TRIAL).await?;
+        cluster.facts(TRIAL).await?;
         Ok(Some(Self(Arc::new(cluster))))
     }
 

@@ -2,7 +2,7 @@
 
 use oncegate_testing::{Fault, Finding};
 
-use super::ProveArgs;
+use super::args::ProveArgs;
 use super::tried::file;
 
 /// Returns the command, quoted for a shell.

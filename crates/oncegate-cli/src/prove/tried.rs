@@ -6,7 +6,7 @@ use std::path::Path;
 use oncegate::{BatchLimits, ConsumerSettings, Gate, Key, MemoryStore, Ordering};
 use serde_json::Value;
 
-use super::ProveArgs;
+use super::args::ProveArgs;
 use super::witness::WitnessCommand;
 use crate::config::format::Deliver;
 use crate::config::values::{KeySetting, ProgramSetting};

@@ -9,7 +9,7 @@ use oncegate::{Backoff, BoxError};
 use oncegate_testing::{Downstream, Launch, Launched, Service};
 use oncegate_worker::{WorkerHandler, WorkerLimits};
 
-use super::ProveArgs;
+use super::args::ProveArgs;
 use super::tried::TriedConsumer;
 use super::witness::{FOLDER, WitnessCommand};
 use crate::config::values::Time;

@@ -11,12 +11,12 @@ use oncegate::admin::dry_run::ReplayReport;
 use oncegate::source::{AckHandle, Delivery, Source};
 use serde::Serialize;
 
-use super::{ReplayArgs, changes, counts, examples};
+use super::args::ReplayArgs;
+use super::report::{changes, counts, examples};
 use crate::args::within;
 use crate::examined::ExaminedGate;
 use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, Table, grouped};
-use crate::sources::QueueBrokerFlags;
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.replay.queue/1";
@@ -27,30 +27,6 @@ const QUIET: Duration = Duration::from_secs(6);
 const RECEIVE_MOST: usize = 100;
 /// The time limit for making all messages visible again.
 const HAND_BACK_LIMIT: Duration = Duration::from_secs(60);
-
-/// The queue that is examined in the place of topics.
-#[derive(Debug, clap::Args)]
-#[command(next_help_heading = "A queue in the place of topics")]
-pub(super) struct QueueArgs {
-    /// Examine the messages in this queue: its name, or the URL of one of SQS where region and
-    /// account are not those of the environment
-    #[arg(long = "queue", id = "queue", value_name = "QUEUE", conflicts_with_all = [
-        "topics", "properties", "routes_from_headers", "partitions", "from_offset", "to_offset", "since", "until", "run",
-    ])]
-    pub(super) name: Option<String>,
-
-    #[command(flatten)]
-    broker: QueueBrokerFlags,
-
-    /// Accept that one receive of each message in the queue is used up, and that consumers do not
-    /// see them meanwhile
-    #[arg(long, requires = "queue")]
-    use_up_a_receive: bool,
-
-    /// Read at most this many messages
-    #[arg(long, value_name = "N", requires = "queue", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    most: u32,
-}
 
 /// The answer of `--json`.
 #[derive(Serialize)]
@@ -159,26 +135,6 @@ async fn hold(
     drop(held);
     source.close(HAND_BACK_LIMIT).await?;
     Ok((report?, complete))
-}
-
-impl QueueArgs {
-    fn check(&self, queue: &str) -> Result<(), Problem> {
-        if queue.ends_with(".fifo") {
-            return Err(Problem::new(
-                Exit::Usage,
-                "--queue: a FIFO queue shows nothing behind the first messages of a group as long as those are held, \
-                 so most of it would not be seen",
-            ));
-        }
-        if !self.use_up_a_receive {
-            return Err(Problem::new(
-                Exit::Usage,
-                "looking into a queue uses up one receive of each message, which counts for the redrive policy or the \
-                 delivery limit of the queue, and hides the messages from consumers meanwhile: say --use-up-a-receive if that may be",
-            ));
-        }
-        Ok(())
-    }
 }
 
 fn text(queue: &str, gate: &ExaminedGate, report: &ReplayReport) -> String {

@@ -3,12 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use oncegate::admin::dry_run::{ReplayReport, RunAgain};
+use oncegate::admin::dry_run::ReplayReport;
 use oncegate::journal::JournalEntry;
 use oncegate::kafka::{TopicReader, TopicWindow, committed_offsets};
 use oncegate::observe::{Event, Observer};
@@ -18,58 +17,18 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use super::args::ReplayArgs;
+use super::dry_run::examine;
 use super::missing::{DeliveryCounts, Missing, ReplayLimits};
-use super::{ReplayArgs, examine};
-use crate::change::{ChangeArgs, Written};
+use crate::change::Written;
 use crate::configured;
 use crate::examined::Examined;
 use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, Table, grouped};
-use crate::parse;
 use crate::run::{self, Feed};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.replay.run/1";
-
-/// What `--run` needs besides the arguments of a dry run.
-#[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Running what is missing")]
-pub(crate) struct RepairArgs {
-    /// Run the messages without a record through the handler of the configuration, after a dry run
-    /// and a confirmation
-    #[arg(long, requires = "why")]
-    pub(super) run: bool,
-
-    /// Also run messages whose attempt ended without an outcome, and those whose retry is due:
-    /// their effects may have happened
-    #[arg(long, requires = "run")]
-    overdue: bool,
-
-    /// Run at most this many messages
-    #[arg(long, value_name = "COUNT", requires = "run", value_parser = clap::value_parser!(u64).range(1..))]
-    limit: Option<u64>,
-
-    /// Run at most this many messages a second [default: no limit]
-    #[arg(long, value_name = "N", requires = "run", value_parser = clap::value_parser!(u32).range(1..))]
-    rate: Option<u32>,
-
-    /// Do it without confirmation; required where there is no terminal
-    #[arg(long, requires = "run")]
-    yes: bool,
-
-    /// Why it is done, for the journal
-    #[arg(long, value_name = "TEXT", requires = "run", value_parser = parse::reason)]
-    why: Option<String>,
-
-    /// The journal, one JSON object per line: when, who, why and what [default:
-    /// oncegate/journal.jsonl in $XDG_STATE_HOME or ~/.local/state]
-    #[arg(long, value_name = "FILE", env = "ONCEGATE_JOURNAL")]
-    journal: Option<PathBuf>,
-
-    /// Who does it, for the journal [default: the user's name, or number]
-    #[arg(long, value_name = "NAME", env = "ONCEGATE_OPERATOR")]
-    by: Option<String>,
-}
 
 /// The answer of `--json`.
 #[derive(Debug, Serialize)]
@@ -394,48 +353,5 @@ fn answer(
             "stopped before the end; the same command continues",
         )),
         _ => Ok(Exit::No),
-    }
-}
-
-impl RepairArgs {
-    fn which(&self) -> RunAgain {
-        if self.overdue {
-            RunAgain::Overdue
-        } else {
-            RunAgain::WithoutRecord
-        }
-    }
-
-    fn missing(&self, report: &ReplayReport) -> u64 {
-        if self.overdue {
-            report.would_run_again
-        } else {
-            report.without_record
-        }
-    }
-
-    /// Returns the hint about messages that a run without --overdue leaves alone, such as those of
-    /// a replay that was killed.
-    fn overdue_hint(&self, report: &ReplayReport) -> String {
-        match report.would_run_again.saturating_sub(report.without_record) {
-            0 => String::new(),
-            _ if self.overdue => String::new(),
-            overdue => format!(
-                "; {} messages are overdue, because an attempt ended without an outcome: add --overdue to run them",
-                grouped(overdue)
-            ),
-        }
-    }
-
-    fn change(&self) -> ChangeArgs {
-        let journal = self.journal.clone();
-        let by = self.by.clone();
-        ChangeArgs {
-            dry_run: false,
-            yes: self.yes,
-            why: self.why.clone(),
-            journal,
-            by,
-        }
     }
 }

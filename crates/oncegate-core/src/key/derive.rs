@@ -10,13 +10,14 @@ use super::error::{KeyError, KeySpecError};
 use super::explain::Explanation;
 use super::format::{DocumentPlace, PrepareError, SharedFormat, Wanted};
 use super::input::{HeaderValue, KeySource};
-use super::normalise::Normaliser;
+use super::limits::{KEY_FORMAT, MAX_NAME_BYTES};
+use super::normaliser::Normaliser;
 use super::parts::{self, Composed, Reading};
 use super::path::{Node, Path};
 use super::routes::Routes;
 use super::scratch::{Scanning, Scratch, with_scratch, within};
 use super::store_key::{Digest, Scope, StoreKey};
-use super::{Domain, Field, KEY_FORMAT, Key, MAX_NAME_BYTES, Source, TenantSource};
+use super::{Domain, Field, Key, Source, TenantSource};
 
 /// The BLAKE3 context: separates hashes of keys from all other hashes.
 const CONTEXT: &str = "oncegate 2026-11-21 idempotency key v1";

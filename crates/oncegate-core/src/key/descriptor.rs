@@ -4,10 +4,11 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::Key;
 use super::error::KeySpecError;
 use super::fingerprint::FingerprintSpec;
+use super::limits::KEY_FORMAT;
 use super::spec::describe;
-use super::{KEY_FORMAT, Key};
 
 /// The text of a key specification that a store keeps for a scope: key format, key, and fingerprint
 /// specification.

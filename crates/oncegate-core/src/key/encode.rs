@@ -9,7 +9,8 @@ use std::borrow::Cow;
 use super::error::KeyError;
 use super::instant;
 use super::json::{Document, Kind, Span, Value, unescape};
-use super::normalise::{self, Normaliser};
+use super::normalise;
+use super::normaliser::Normaliser;
 use super::number;
 use super::path::Node;
 

@@ -3,7 +3,7 @@
 //! The texts name the path or setting to change. They never contain payload data: paths come from
 //! the specification, positions are byte offsets, and everything else is constant.
 
-use super::normalise::Normaliser;
+use super::normaliser::Normaliser;
 
 /// The reason why no key (or fingerprint) could be made from a message.
 ///

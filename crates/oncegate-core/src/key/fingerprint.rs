@@ -11,11 +11,12 @@ use super::encode::{self, Writer};
 use super::error::{KeyError, KeySpecError};
 use super::format::{PrepareError, SharedFormat};
 use super::input::KeySource;
+use super::limits::KEY_FORMAT;
 use super::parts::plain_paths;
 use super::path::{self, Node, Path};
 use super::scratch::{Scanning, Scratch, with_scratch, within};
 use super::spec::canonical_paths;
-use super::{KEY_FORMAT, Key, Source, TenantSource};
+use super::{Key, Source, TenantSource};
 
 const CONTEXT: &str = "oncegate 2026-11-21 fingerprint v1";
 const SPECIFICATION_CONTEXT: &str = "oncegate 2026-11-21 fingerprint specification v1";

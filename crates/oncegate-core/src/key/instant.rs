@@ -6,7 +6,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::normalise::TimeUnit;
+use super::normaliser::TimeUnit;
 use super::number;
 
 /// The reason why a value is no instant, as the end of the sentence "normaliser … needs".

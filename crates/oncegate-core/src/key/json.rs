@@ -14,8 +14,8 @@ pub(super) use self::document::{Document, Kind, Span, Value};
 use self::document::{Entry, NO_NAME, Name, short};
 use self::text::unicode_escape;
 pub(super) use self::text::{plain_bytes, unescape};
-use super::MAX_DEPTH;
 use super::error::KeyError;
+use super::limits::MAX_DEPTH;
 use super::path::Node;
 
 /// The byte order mark of UTF-8.

@@ -51,7 +51,9 @@ mod format;
 mod input;
 mod instant;
 mod json;
+mod limits;
 mod normalise;
+mod normaliser;
 mod number;
 mod parts;
 mod path;
@@ -78,33 +80,14 @@ pub use self::fingerprint::{CompiledFingerprint, Fingerprint, FingerprintSpec};
 use self::format::SharedFormat;
 pub use self::format::{DocumentPlace, Format, PrepareError, Wanted, foreign_form, is_s3_pointer};
 pub use self::input::{HeaderValue, KeyInput, KeySource};
-pub use self::normalise::{Normaliser, TimeUnit};
+pub use self::limits::{
+    DEFAULT_MAX_PAYLOAD_BYTES, KEY_FORMAT, MAX_DEPTH, MAX_NAME_BYTES, MAX_PATH_BYTES, MAX_PATHS,
+    MAX_PAYLOAD_BYTES_LIMIT,
+};
+pub use self::normaliser::{Normaliser, TimeUnit};
 pub use self::parts::{Blank, Decoder, KeyCase, Literal, MAX_DECODERS, Part, Place, When};
 use self::routes::Routes;
 pub use self::store_key::{Digest, Scope, StoreKey};
-
-/// The version of the key format. Another version derives other keys from the same messages.
-pub const KEY_FORMAT: u8 = 1;
-
-/// The maximum nesting of arrays and objects in a payload, in levels. This limit is a part of the
-/// key format.
-pub const MAX_DEPTH: usize = 64;
-
-/// The default maximum payload size, in bytes (4 MiB): four times the default limit of Kafka and
-/// SQS. Change it with [`Key::max_payload_bytes`].
-pub const DEFAULT_MAX_PAYLOAD_BYTES: usize = 4 * 1024 * 1024;
-
-/// The highest value for [`Key::max_payload_bytes`], in bytes (1 GiB).
-pub const MAX_PAYLOAD_BYTES_LIMIT: usize = 1024 * 1024 * 1024;
-
-/// The maximum number of paths in one specification.
-pub const MAX_PATHS: usize = 256;
-
-/// The maximum length of a path, in bytes.
-pub const MAX_PATH_BYTES: usize = 1024;
-
-/// The maximum length of the name of a header, a custom key or a route, in bytes.
-pub const MAX_NAME_BYTES: usize = 1024;
 
 /// The specification of what identifies a message, as plain data.
 ///

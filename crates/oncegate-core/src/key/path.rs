@@ -1,7 +1,7 @@
 //! Paths into a payload, and the tree that the scanner matches them with.
 
 use super::error::KeySpecError;
-use super::{MAX_DEPTH, MAX_PATH_BYTES, MAX_PATHS};
+use super::limits::{MAX_DEPTH, MAX_PATH_BYTES, MAX_PATHS};
 
 /// A parsed path: its parts, and the canonical spelling that goes into keys and descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]

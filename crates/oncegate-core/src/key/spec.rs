@@ -10,13 +10,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::custom::CustomKey;
 use super::error::KeySpecError;
-use super::normalise::Normaliser;
+use super::limits::{DEFAULT_MAX_PAYLOAD_BYTES, MAX_PATHS, MAX_PAYLOAD_BYTES_LIMIT, checked_name};
+use super::normalise::check_normalisers;
+use super::normaliser::Normaliser;
 use super::parts::{KeyCase, Part, canonical_cases, canonical_parts};
 use super::path::{self, Path, split_unescaped};
-use super::{
-    DEFAULT_MAX_PAYLOAD_BYTES, Domain, Field, Key, MAX_NAME_BYTES, MAX_PATHS,
-    MAX_PAYLOAD_BYTES_LIMIT, Source, TenantSource,
-};
+use super::{Domain, Field, Key, Source, TenantSource};
 
 impl Key {
     /// Checks the specification like [`compile`](Key::compile).
@@ -117,16 +116,6 @@ fn canonical_fields(
     Ok(fields)
 }
 
-pub(super) fn checked_name(what: &'static str, name: &str) -> Result<String, KeySpecError> {
-    if name.trim().is_empty() || name.len() > MAX_NAME_BYTES {
-        return Err(KeySpecError::BadName {
-            what,
-            limit: MAX_NAME_BYTES,
-        });
-    }
-    Ok(name.to_owned())
-}
-
 impl Field {
     fn canonical(&self) -> Result<Self, KeySpecError> {
         let path = Path::parse(&self.path)?.text;
@@ -136,34 +125,6 @@ impl Field {
             normalisers: self.normalisers.clone(),
         })
     }
-}
-
-/// Refuses normalisers that cannot stand in this order. `path` is for the error.
-pub(super) fn check_normalisers(
-    path: &str,
-    normalisers: &[Normaliser],
-) -> Result<(), KeySpecError> {
-    for (position, normaliser) in normalisers.iter().copied().enumerate() {
-        let (earlier, later) = normalisers.split_at(position);
-        let next = later.get(1);
-        let problem = if earlier.contains(&normaliser) {
-            "is given twice; remove one"
-        } else if earlier.iter().any(|other| other.is_final()) {
-            "comes after `decimal`, `timestamp` or `unordered`, whose result it cannot change; put it before, or remove it"
-        } else if matches!(normaliser, Normaliser::Epoch(_))
-            && !matches!(next, Some(Normaliser::Timestamp(_)))
-        {
-            "says the unit of a count; put `timestamp-…` right after it"
-        } else {
-            continue;
-        };
-        return Err(KeySpecError::Normalisers {
-            path: path.to_owned(),
-            normaliser,
-            problem,
-        });
-    }
-    Ok(())
 }
 
 /// The form of a key in a file. `custom` is only written, for descriptors, and never read.

@@ -22,13 +22,11 @@ use async_trait::async_trait;
 pub use self::kinds::Reached;
 use self::kinds::{PLANTED_FENCING_TOKENS, kinds};
 use self::random::Choices;
+pub use self::random::STEP;
 use crate::key::{Digest, Scope, StoreKey};
 use crate::record::{FencingToken, Record, State, StoreTime};
 use crate::rules::{Grant, Operation, Reply, Verdict, apply};
 use crate::store::{Command, RecordSnapshot, Store};
-
-/// The unit in which time passes.
-pub const STEP: Duration = Duration::from_secs(3_600);
 
 /// The real time that a run may take without an influence on its outcome.
 const SLACK: Duration = Duration::from_secs(1_200);

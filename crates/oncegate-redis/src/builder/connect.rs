@@ -11,14 +11,16 @@ use super::{Origin, RedisBuilder};
 use crate::address::{self, Address};
 use crate::buckets::Buckets;
 use crate::cluster::{Cluster, Primary};
-use crate::connector::{self, Connector, Opener};
+use crate::connector::Connector;
 use crate::driver::Driver;
 use crate::durability::Durability;
-use crate::link::{Node, Shared};
+use crate::link::Node;
 use crate::login::Login;
 use crate::losses::Losses;
 use crate::memory::FullestServer;
+use crate::opener::{self, Opener};
 use crate::sentinel::Sentinels;
+use crate::shared::Shared;
 #[cfg(feature = "tls")]
 use crate::tls::Certificates;
 use crate::topology::Topology;
@@ -210,7 +212,7 @@ fn prepared(
                 .to_owned(),
         );
     }
-    Ok(connector::with_settings(info))
+    Ok(opener::with_settings(info))
 }
 
 /// Connects to one server. Returns when both of its pipes are connected.

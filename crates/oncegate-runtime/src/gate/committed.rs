@@ -98,12 +98,12 @@ impl Lease {
     /// Returns whether the handler has tried to complete the message in a transaction of its own.
     /// Then only [`committed`](Self::committed) shows what has become of it.
     pub fn is_attempted(&self) -> bool {
-        self.attempt.unit().is_attempted()
+        self.attempt.completion().is_attempted()
     }
 
     /// Returns why there is no completion, with the error of the transaction if there was one.
     pub(crate) fn not_committed(&self) -> Failure {
-        let attempted = self.attempt.unit().lock().take();
+        let attempted = self.attempt.completion().lock().take();
         Failure::retry(match attempted.and_then(|attempted| attempted.trouble) {
             Some(trouble) => format!("nothing was committed: {trouble}"),
             None => "the handler's transaction was rolled back, or never committed".to_owned(),
@@ -185,7 +185,7 @@ impl Lease {
     fn tell_if_not_kept(&self) {
         let not_kept = self
             .attempt
-            .unit()
+            .completion()
             .lock()
             .as_mut()
             .and_then(|attempted| attempted.not_kept.take());
@@ -199,7 +199,7 @@ impl Lease {
     /// The size of the result that a transaction has stored.
     fn result_bytes(&self) -> u64 {
         self.attempt
-            .unit()
+            .completion()
             .lock()
             .as_ref()
             .map_or(0, |attempted| attempted.result_bytes)

@@ -21,10 +21,10 @@ use super::{Identity, OpenGate};
 use crate::attempt::Attempt;
 use crate::cancellation::Cancellation;
 use crate::codec::ToStored;
+use crate::completing::RunCompletion;
 use crate::failure::BoxError;
 use crate::message::Message;
 use crate::observe::{Event, ExtraRunCause};
-use crate::transaction::Unit;
 
 /// The outcome of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Lease {
         grant: Grant,
         sent_at: Instant,
     ) -> Self {
-        let unit = Unit {
+        let completion = RunCompletion {
             key: identity.key.clone(),
             token,
             fingerprint: identity.fingerprint,
@@ -75,7 +75,12 @@ impl Lease {
             max_result_bytes: gate.settings.max_result_bytes,
             attempted: Mutex::default(),
         };
-        let attempt = Attempt::new(grant, Cancellation::default(), unit, gate.is_fail_open);
+        let attempt = Attempt::new(
+            grant,
+            Cancellation::default(),
+            completion,
+            gate.is_fail_open,
+        );
         let kept = gate.lease_renewer.keep(&attempt, sent_at);
         Self {
             gate: Arc::clone(gate),

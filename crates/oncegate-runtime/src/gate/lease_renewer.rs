@@ -132,7 +132,7 @@ impl LeaseRenewer {
         LeaseGuard {
             leases: Arc::clone(&self.leases),
             slot,
-            token: attempt.unit().token,
+            token: attempt.completion().token,
             extended_from,
             margin: self.lease / MARGIN_OF_LEASE,
         }

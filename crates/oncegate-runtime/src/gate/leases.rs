@@ -92,11 +92,11 @@ pub(super) struct Held {
 
 impl Held {
     pub(super) fn key(&self) -> &StoreKey {
-        &self.attempt.unit().key
+        &self.attempt.completion().key
     }
 
     pub(super) fn token(&self) -> Token {
-        self.attempt.unit().token
+        self.attempt.completion().token
     }
 
     /// The cause of another run, if another process owns the record.

@@ -27,8 +27,7 @@ use oncegate_core::store::{DeadLetterStop, Epoch, ScopeDescriptor, Store, StoreE
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use self::finding::{Evidence, Loss, is_settled};
-use self::writing::Noticed;
+use self::finding::{Evidence, Loss, Noticed, is_settled, millis_of, time_of};
 use super::GateError;
 use super::scope_descriptor::{Comparison, at_start, compare, halted};
 use super::settings::OnStoreLoss;
@@ -466,19 +465,6 @@ impl LossState {
             self.learn(next);
         }
     }
-}
-
-fn millis_of(time: SystemTime) -> u64 {
-    let since = time
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn time_of(millis: u64) -> SystemTime {
-    SystemTime::UNIX_EPOCH
-        .checked_add(Duration::from_millis(millis))
-        .unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 #[cfg(test)]

@@ -33,6 +33,7 @@ mod error;
 mod fail_open;
 mod journal;
 mod lease;
+mod lease_journal;
 mod lease_renewer;
 mod leases;
 mod loss;

@@ -15,10 +15,10 @@ use tracing::warn;
 use super::{GateError, Identity, OpenGate};
 use crate::attempt::Attempt;
 use crate::cancellation::Cancellation;
+use crate::completing::RunCompletion;
 use crate::journal::JournalEntry;
 use crate::message::Message;
 use crate::observe::Event;
-use crate::transaction::Unit;
 
 /// The grant of a transaction whose key has no record: the first attempt.
 const FIRST: Grant = Grant {
@@ -77,7 +77,7 @@ impl OpenGate {
             return Err(refused);
         }
         let token = self.entropy.token();
-        let unit = Unit {
+        let completion = RunCompletion {
             key: identity.key.clone(),
             token,
             fingerprint: identity.fingerprint,
@@ -87,7 +87,12 @@ impl OpenGate {
             max_result_bytes: self.settings.max_result_bytes,
             attempted: Mutex::default(),
         };
-        let attempt = Attempt::new(FIRST, Cancellation::under(&self.transactions), unit, false);
+        let attempt = Attempt::new(
+            FIRST,
+            Cancellation::under(&self.transactions),
+            completion,
+            false,
+        );
         Ok(TransactionRun {
             gate: Arc::clone(self),
             identity: identity.clone(),
@@ -239,7 +244,7 @@ impl TransactionRun {
     pub(crate) fn committed(&self, took: Duration) {
         let gate = &self.gate;
         let scope = self.gate.scope();
-        let attempted = self.attempt.unit().lock().take().unwrap_or_default();
+        let attempted = self.attempt.completion().lock().take().unwrap_or_default();
         if let Some(error) = attempted.not_kept {
             gate.observe(Event::ResultNotKept { scope });
             warn!(scope, origin = %self.message.origin(), %error, "the work is recorded without its result");

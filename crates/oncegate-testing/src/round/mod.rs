@@ -50,7 +50,7 @@ pub(crate) use process::Process;
 pub(crate) use run::{
     ChangeConsumer, ChangeGate, OpenStore, RoundError, RoundSettings, STOP_DEADLINE_MS, play,
 };
-pub(crate) use watched::Watched;
+pub(crate) use watched::{Start, Watched};
 
 /// A payload that is not JSON.
 const MALFORMED: &[u8] = b"{\"order\": \xff";

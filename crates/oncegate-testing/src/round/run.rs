@@ -16,12 +16,12 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::process::Process;
 use super::store::ProcessStore;
-use super::{Letters, Round};
+use super::watched::Start;
+use super::{Downstream, Letters, Round};
 use crate::broker::Broker;
 use crate::fault::Fault;
 use crate::history::{Event, Form, What};
-use crate::launch::{Launch, Start};
-use crate::round::Downstream;
+use crate::launch::Launch;
 use crate::witness::{Witness, added};
 
 /// More attempts than all faults of a round together cost a message.

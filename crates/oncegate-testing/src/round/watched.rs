@@ -8,8 +8,9 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use oncegate_runtime::codec::{Codec, ToStored};
+use oncegate_runtime::source::Source;
 use oncegate_runtime::{
-    Attempt, BatchHandler, BatchLimits, BatchMessage, Batched, BoxError, Consumer, Failure,
+    Attempt, BatchHandler, BatchLimits, BatchMessage, Batched, BoxError, Consumer, Failure, Gate,
     Handler, Message,
 };
 
@@ -17,7 +18,14 @@ use super::Round;
 use super::faults::CallFault;
 use super::process::Process;
 use crate::history::{Outcome, What, digest};
-use crate::launch::Start;
+
+/// The parts from which a process starts its consumer.
+pub(crate) struct Start {
+    pub(crate) round: Arc<Round>,
+    pub(crate) process: Arc<Process>,
+    pub(crate) member: Arc<dyn Source>,
+    pub(crate) gate: Gate,
+}
 
 /// A handler whose runs are written down.
 pub(crate) struct Watched<H> {

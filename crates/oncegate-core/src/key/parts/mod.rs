@@ -15,10 +15,11 @@ mod read;
 pub use self::decode::Decoder;
 pub(super) use self::plan::{Composed, target};
 pub(super) use self::read::Reading;
+use super::encode;
 use super::error::KeySpecError;
-use super::normalise::Normaliser;
-use super::spec::{check_normalisers, checked_name};
-use super::{MAX_PATHS, encode};
+use super::limits::{MAX_PATHS, checked_name};
+use super::normalise::check_normalisers;
+use super::normaliser::Normaliser;
 
 /// The maximum number of decoders (`|json`, `|base64`, `|gzip`) in one specification. A prefix that
 /// several paths share counts once. It bounds the memory of a message: each decoded text may have

@@ -1,7 +1,7 @@
 //! Paths with decoders: `body|json.order_id`, `awslogs.data|base64|gzip|json`.
 
-use super::super::MAX_PATH_BYTES;
 use super::super::error::KeySpecError;
+use super::super::limits::MAX_PATH_BYTES;
 use super::super::path::{self, Path};
 use super::MAX_DECODERS;
 use super::decode::Decoder;

@@ -2,7 +2,7 @@
 
 use super::super::encode;
 use super::super::error::KeySpecError;
-use super::super::normalise::Normaliser;
+use super::super::normaliser::Normaliser;
 use super::super::path::Node;
 use super::decode::Decoder;
 use super::path::PlacePath;

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::STEP;
 use super::kinds::PLANTED_FENCING_TOKENS;
 use crate::key::Fingerprint;
 use crate::record::{
@@ -12,6 +11,9 @@ use crate::record::{
 };
 use crate::rules::{Operation, ReleaseCause};
 use crate::testing::fingerprint;
+
+/// The unit in which time passes.
+pub const STEP: Duration = Duration::from_secs(3_600);
 
 /// A fencing token in the past of any clock.
 const PAST_FENCING_TOKEN: u64 = 1_600_000_000_000_000;

@@ -180,7 +180,7 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, H> {
     ) -> Result<BatchBegun<D::Transaction, D::Hold>, StoreError> {
         let keys: Vec<Completing> = runs
             .iter()
-            .map(|run| run.attempt().unit().beginning())
+            .map(|run| run.attempt().completion().beginning())
             .collect();
         match (&keys[..], call) {
             ([key], None) => {
@@ -264,7 +264,7 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, H> {
             let completing = runs
                 .iter()
                 .zip(outputs)
-                .map(|(run, output)| run.attempt().unit().completing(output));
+                .map(|(run, output)| run.attempt().completion().completing(output));
             let batch: Vec<_> = holds.into_iter().zip(completing).collect();
             drop(outcomes);
             return self.commit_all(runs, transaction, batch).await;
@@ -341,7 +341,7 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, H> {
         attempt: &Attempt,
         limit: Duration,
     ) -> Result<(), Failure> {
-        let unit = attempt.unit();
+        let unit = attempt.completion();
         let began = Instant::now();
         let (mut transaction, hold) = match self
             .database

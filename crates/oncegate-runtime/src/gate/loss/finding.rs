@@ -1,10 +1,9 @@
 //! A loss of records as a check finds it, and as the scope's descriptor holds it.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use oncegate_core::store::{Epoch, Halt, ScopeDescriptor};
 
-use super::millis_of;
 use crate::gate::store_position::StorePosition;
 use crate::gate::witnesses::Witness;
 
@@ -34,6 +33,14 @@ pub(in crate::gate) enum Evidence {
     Records(Vec<Witness>),
     /// The positions that a broker keeps.
     Positions(Vec<StorePosition>),
+}
+
+/// The process that has noticed the loss in a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Noticed {
+    /// The process is this one, which reports the loss.
+    Here,
+    Elsewhere,
 }
 
 impl Loss {
@@ -104,4 +111,17 @@ pub(super) fn is_settled(at: SystemTime, known: &ScopeDescriptor, first: &ScopeD
         .lost_at_ms
         .is_some_and(|lost| millis_of(at) <= lost.saturating_add(SAME_LOSS_MS));
     is_new || (known.halt.is_none() && is_accepted)
+}
+
+pub(super) fn millis_of(time: SystemTime) -> u64 {
+    let since = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+pub(super) fn time_of(millis: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH
+        .checked_add(Duration::from_millis(millis))
+        .unwrap_or(SystemTime::UNIX_EPOCH)
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use oncegate_core::store::{Epoch, ScopeDescriptor, StoreError};
 
-use super::finding::{Evidence, Loss};
-use super::{LossWatch, time_of};
+use super::LossWatch;
+use super::finding::{Evidence, Loss, Noticed, time_of};
 use crate::backoff::Backoff;
 use crate::gate::scope_descriptor::{Comparison, MAX_WRITES, compare, halted};
 use crate::gate::settings::OnStoreLoss;
@@ -16,14 +16,6 @@ use crate::observe::Event;
 
 /// The delays between tries to write a loss before a stop ends.
 const WRITE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
-
-/// The process that has noticed the loss in a descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Noticed {
-    /// The process is this one, which reports the loss.
-    Here,
-    Elsewhere,
-}
 
 /// The result of writing a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
