@@ -1,4 +1,4 @@
-//! What the connections of a store share.
+//! State that the connections of a store share.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

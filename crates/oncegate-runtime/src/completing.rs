@@ -1,4 +1,4 @@
-//! What completes a run in a transaction, and whether that was tried.
+//! The completion of a run in a transaction, and whether it was tried.
 
 use std::fmt;
 use std::time::Duration;

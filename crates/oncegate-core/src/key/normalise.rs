@@ -1,4 +1,4 @@
-//! What normalisers do: they make different spellings of a field's value equal.
+//! The effects of normalisers: they make different spellings of a field's value equal.
 
 use std::borrow::Cow;
 use std::str::FromStr;

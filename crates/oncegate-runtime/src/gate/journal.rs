@@ -88,7 +88,7 @@ mod tests {
     use tokio::sync::Notify;
 
     use super::*;
-    use crate::gate::{Completion, Entry as Entered};
+    use crate::gate::{Completion, Entry as Entered, Lease};
     use crate::memory::MemoryStore;
     use crate::message::{Message, Origin};
     use crate::observe::Counters;
