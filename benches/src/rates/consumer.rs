@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use oncegate::kafka::KafkaSource;
 use oncegate::postgres::PostgresStore;
 use oncegate::redis::RedisStore;
-use oncegate::source::{AckHandle, Delivery, Source, SourceError, Supply, Terms};
+use oncegate::source::{AckHandle, Delivery, Source, SourceError, SourceWrapper};
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Attempt, Consumer, Event, Failure, Gate, Message, Observer};
 use tokio::sync::Notify;
@@ -187,13 +187,9 @@ struct Metered {
 }
 
 #[async_trait]
-impl Source for Metered {
-    fn agree(&self, terms: &Terms) -> Supply {
-        self.source.agree(terms)
-    }
-
-    async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
-        self.source.open(observer).await
+impl SourceWrapper for Metered {
+    fn inner(&self) -> &dyn Source {
+        &self.source
     }
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
@@ -213,14 +209,6 @@ impl Source for Metered {
             }
         });
         Ok(Some(metered.collect()))
-    }
-
-    fn stop_receiving(&self) {
-        self.source.stop_receiving();
-    }
-
-    async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
-        self.source.close(deadline).await
     }
 }
 

@@ -14,10 +14,12 @@ use crate::rules::{Operation, Reply};
 mod memory;
 mod promise;
 mod scope;
+mod wrapper;
 
 pub use memory::MemoryStore;
 pub use promise::{Promise, Survives};
 pub use scope::{DeadLetterStop, Epoch, Halt, InvalidEpoch, ScopeDescriptor};
+pub use wrapper::StoreWrapper;
 
 /// A single operation on a single key.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,6 +12,10 @@ use crate::health::SourceStatus;
 use crate::message::Message;
 use crate::observe::Observer;
 
+mod wrapper;
+
+pub use wrapper::SourceWrapper;
+
 /// A stream of messages from a broker. It knows nothing of keys, stores or handlers.
 ///
 /// A source returns deliveries and takes acks; the broker delivers a message again if it is not

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate::core::rules::{Operation, Reply};
+use oncegate::core::store::StoreWrapper;
 use oncegate::core::store::{Command, Store, StoreError};
-use oncegate::core::testing::wrapper::StoreWrapper;
 use oncegate::observe::Observer;
 use oncegate::source::{AckHandle, Delivery, Source, SourceError};
 use oncegate::{

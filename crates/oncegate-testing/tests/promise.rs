@@ -19,8 +19,8 @@ use async_trait::async_trait;
 use oncegate::core::key::{CompiledKey, Scope};
 use oncegate::core::record::State;
 use oncegate::core::rules::{Operation, Reply};
+use oncegate::core::store::StoreWrapper;
 use oncegate::core::store::{Command, Store, StoreError};
-use oncegate::core::testing::wrapper::StoreWrapper;
 use oncegate::dead_letters::{DeadLetter, DeadLetters};
 use oncegate::source::{AckHandle, Delivery, Source, SourceError};
 use oncegate::{

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use oncegate::MemoryStore;
 use oncegate::core::rules::{Operation, Reply};
+use oncegate::core::store::StoreWrapper;
 use oncegate::core::store::{Command, Store, StoreError};
-use oncegate::core::testing::wrapper::StoreWrapper;
 use tokio::sync::watch;
 
 use crate::world::LIMIT;

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use oncegate::BoxError;
 use oncegate::core::key::{Scope, StoreKey};
 use oncegate::core::rules::Reply;
-use oncegate::core::store::{Checkup, Command, RecordSnapshot, Store, StoreError};
+use oncegate::core::store::{Command, Store, StoreError, StoreWrapper};
 use oncegate::sqlite::{SqliteStore, Synchronous};
 use oncegate_testing::Trial;
 use parking_lot::{Mutex, MutexGuard};
@@ -169,31 +169,9 @@ impl fmt::Debug for RoundFile {
     }
 }
 
-#[async_trait]
-impl Store for RoundFile {
-    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        self.store.execute(commands).await
-    }
-
-    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
-        self.store.read(keys).await
-    }
-
-    async fn describe(
-        &self,
-        scope: &Scope,
-        expected: Option<&str>,
-        proposed: &str,
-    ) -> Result<String, StoreError> {
-        self.store.describe(scope, expected, proposed).await
-    }
-
-    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
-        self.store.descriptor(scope).await
-    }
-
-    async fn check(&self) -> Result<Checkup, StoreError> {
-        self.store.check().await
+impl StoreWrapper for RoundFile {
+    fn inner(&self) -> &dyn Store {
+        &self.store
     }
 }
 
@@ -233,7 +211,11 @@ fn closed() -> StoreError {
 }
 
 #[async_trait]
-impl Store for KeptStore {
+impl StoreWrapper for KeptStore {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
+    }
+
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         let open = self.open.read().await;
         if !*open {
@@ -245,10 +227,6 @@ impl Store for KeptStore {
             }
         }
         self.inner.execute(commands).await
-    }
-
-    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
-        self.inner.read(keys).await
     }
 
     async fn describe(
@@ -263,13 +241,5 @@ impl Store for KeptStore {
         }
         self.written().entry(scope.clone()).or_default();
         self.inner.describe(scope, expected, proposed).await
-    }
-
-    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
-        self.inner.descriptor(scope).await
-    }
-
-    async fn check(&self) -> Result<Checkup, StoreError> {
-        self.inner.check().await
     }
 }

@@ -8,7 +8,6 @@
 pub mod conformance;
 pub mod equivalence;
 pub mod fault;
-pub mod wrapper;
 
 use crate::key::{Digest, Fingerprint, Scope, StoreKey};
 

@@ -7,9 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use oncegate::core::record::State;
 use oncegate::core::rules::Reply;
+use oncegate::core::store::StoreWrapper;
 use oncegate::core::store::{Command, Store, StoreError};
 use oncegate::core::testing::fault::{FaultStore, Faults};
-use oncegate::core::testing::wrapper::StoreWrapper;
 use oncegate::{Attempt, Consumer, Failure, Gate, Handler, Key, MemoryStore, Message, Monitor};
 use tokio::time::{Instant, sleep, timeout};
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use async_trait::async_trait;
 use oncegate::core::key::StoreKey;
 use oncegate::core::rules::Reply;
+use oncegate::core::store::StoreWrapper;
 use oncegate::core::store::{Command, Store, StoreError};
-use oncegate::core::testing::wrapper::StoreWrapper;
 use oncegate::{Attempt, Gate, Key, MemoryStore, Message};
 
 use super::{Bench, LEASE, numbered};

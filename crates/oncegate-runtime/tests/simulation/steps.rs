@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate::core::rules::{Operation, Reply};
+use oncegate::core::store::StoreWrapper;
 use oncegate::core::store::{Command, Store, StoreError};
-use oncegate::core::testing::wrapper::StoreWrapper;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 

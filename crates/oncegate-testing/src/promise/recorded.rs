@@ -11,13 +11,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use oncegate_core::key::{CompiledKey, StoreKey};
 use oncegate_core::rules::{Operation, Reply, Verdict};
+use oncegate_core::store::StoreWrapper;
 use oncegate_core::store::{Command, Completed, Store, StoreError};
-use oncegate_core::testing::wrapper::StoreWrapper;
 use oncegate_runtime::dead_letters::{DeadLetter, DeadLetters};
-use oncegate_runtime::health::SourceStatus;
-use oncegate_runtime::source::{
-    AckHandle, CommitAnnotation, Delivery, RetryQueue, Source, SourceError, Supply, Terms,
-};
+use oncegate_runtime::source::{AckHandle, Delivery, Source, SourceError, SourceWrapper};
 use oncegate_runtime::{BoxError, Counters, Event, Message, Observer};
 
 use super::history::{History, Occurrence};
@@ -215,21 +212,9 @@ impl RecordedSource {
 }
 
 #[async_trait]
-impl Source for RecordedSource {
-    fn agree(&self, terms: &Terms) -> Supply {
-        self.inner.agree(terms)
-    }
-
-    async fn commit_annotations(&self) -> Result<Vec<String>, SourceError> {
-        self.inner.commit_annotations().await
-    }
-
-    fn annotate_commits(&self, annotation: CommitAnnotation) {
-        self.inner.annotate_commits(annotation);
-    }
-
-    async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
-        self.inner.open(observer).await
+impl SourceWrapper for RecordedSource {
+    fn inner(&self) -> &dyn Source {
+        &*self.inner
     }
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
@@ -246,22 +231,6 @@ impl Source for RecordedSource {
             .map(|delivery| self.recorded(delivery))
             .collect();
         Ok(Some(recorded))
-    }
-
-    fn stop_receiving(&self) {
-        self.inner.stop_receiving();
-    }
-
-    fn retry_queue(&self) -> Option<Arc<dyn RetryQueue>> {
-        self.inner.retry_queue()
-    }
-
-    fn status(&self) -> SourceStatus {
-        self.inner.status()
-    }
-
-    async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
-        self.inner.close(deadline).await
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use async_trait::async_trait;
 use oncegate_core::key::{Digest, Scope, StoreKey};
 use oncegate_core::rules::Reply;
-use oncegate_core::store::{Checkup, Command, RecordSnapshot, Store, StoreError};
+use oncegate_core::store::{Command, Completed, RecordSnapshot, Store, StoreError, StoreWrapper};
 
 /// A store that can lose its records. The descriptors of its scopes stay.
 pub(super) struct LossyStore {
@@ -48,6 +48,10 @@ impl LossyStore {
         hasher.finalize_xof().fill(&mut digest);
         StoreKey::new(&scope, Digest::from_bytes(digest))
     }
+
+    fn all_moved(&self, keys: Vec<StoreKey>) -> Vec<StoreKey> {
+        keys.into_iter().map(|key| self.moved(key)).collect()
+    }
 }
 
 impl fmt::Debug for LossyStore {
@@ -59,7 +63,11 @@ impl fmt::Debug for LossyStore {
 }
 
 #[async_trait]
-impl Store for LossyStore {
+impl StoreWrapper for LossyStore {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
+    }
+
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         let moved = commands
             .into_iter()
@@ -72,26 +80,11 @@ impl Store for LossyStore {
     }
 
     async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
-        self.inner
-            .read(keys.into_iter().map(|key| self.moved(key)).collect())
-            .await
+        self.inner.read(self.all_moved(keys)).await
     }
 
-    async fn describe(
-        &self,
-        scope: &Scope,
-        expected: Option<&str>,
-        proposed: &str,
-    ) -> Result<String, StoreError> {
-        self.inner.describe(scope, expected, proposed).await
-    }
-
-    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
-        self.inner.descriptor(scope).await
-    }
-
-    async fn check(&self) -> Result<Checkup, StoreError> {
-        self.inner.check().await
+    async fn prefetch(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
+        self.inner.prefetch(self.all_moved(keys)).await
     }
 }
 

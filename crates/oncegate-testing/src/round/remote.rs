@@ -10,11 +10,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt as _;
 use futures_util::future::try_join_all;
 use futures_util::stream::FuturesUnordered;
-use oncegate_runtime::health::SourceStatus;
-use oncegate_runtime::observe::Observer;
-use oncegate_runtime::source::{
-    AckHandle, CommitAnnotation, Delivery, RetryQueue, Source, SourceError, Supply, Terms,
-};
+use oncegate_runtime::source::{AckHandle, Delivery, Source, SourceError, SourceWrapper};
 use oncegate_runtime::{BoxError, Message};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::futures::Notified;
@@ -233,21 +229,9 @@ impl RemoteMember {
 }
 
 #[async_trait]
-impl Source for RemoteMember {
-    fn agree(&self, terms: &Terms) -> Supply {
-        self.inner.agree(terms)
-    }
-
-    async fn commit_annotations(&self) -> Result<Vec<String>, SourceError> {
-        self.inner.commit_annotations().await
-    }
-
-    fn annotate_commits(&self, annotation: CommitAnnotation) {
-        self.inner.annotate_commits(annotation);
-    }
-
-    async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
-        self.inner.open(observer).await
+impl SourceWrapper for RemoteMember {
+    fn inner(&self) -> &dyn Source {
+        &*self.inner
     }
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
@@ -263,18 +247,6 @@ impl Source for RemoteMember {
                 return Ok(Some(noted));
             }
         }
-    }
-
-    fn stop_receiving(&self) {
-        self.inner.stop_receiving();
-    }
-
-    fn retry_queue(&self) -> Option<Arc<dyn RetryQueue>> {
-        self.inner.retry_queue()
-    }
-
-    fn status(&self) -> SourceStatus {
-        self.inner.status()
     }
 
     /// A broker that does not take the last acknowledgements in time delivers their messages again,

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU32;
 use async_trait::async_trait;
 use oncegate_core::key::{Digest, StoreKey};
 use oncegate_core::record::{StoreTime, Token};
+use oncegate_core::store::StoreWrapper;
 use oncegate_core::store::{MemoryStore, RecordSnapshot, StoreLoss};
-use oncegate_core::testing::wrapper::StoreWrapper;
 use tokio::sync::Notify;
 
 use super::*;

@@ -1,16 +1,16 @@
-//! Stores of tests that change what another store does in a few places.
+//! Stores that change what another store does in a few places.
 
 use std::fmt;
 
 use async_trait::async_trait;
 
+use super::{Checkup, Command, Completed, RecordSnapshot, Store, StoreError, StoreLoss, Upkeep};
 use crate::key::{Scope, StoreKey};
 use crate::rules::Reply;
-use crate::store::{
-    Checkup, Command, Completed, RecordSnapshot, Store, StoreError, StoreLoss, Upkeep,
-};
 
-/// A store that passes every call on to another one, except those that a test changes.
+/// A store that passes every call on to another one, except those that it changes.
+///
+/// Each of its methods passes the call on by default, and it is a [`Store`] by that alone.
 #[async_trait]
 pub trait StoreWrapper: Send + Sync + fmt::Debug {
     /// The other store.
@@ -24,6 +24,16 @@ pub trait StoreWrapper: Send + Sync + fmt::Debug {
     /// See [`Store::read`].
     async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         self.inner().read(keys).await
+    }
+
+    /// See [`Store::describe`].
+    async fn describe(
+        &self,
+        scope: &Scope,
+        expected: Option<&str>,
+        proposed: &str,
+    ) -> Result<String, StoreError> {
+        self.inner().describe(scope, expected, proposed).await
     }
 
     /// See [`Store::descriptor`].
@@ -67,7 +77,7 @@ impl<W: StoreWrapper> Store for W {
         expected: Option<&str>,
         proposed: &str,
     ) -> Result<String, StoreError> {
-        self.inner().describe(scope, expected, proposed).await
+        StoreWrapper::describe(self, scope, expected, proposed).await
     }
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
