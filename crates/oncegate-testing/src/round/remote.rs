@@ -325,6 +325,8 @@ impl AckHandle for RemoteHandle {
 
 #[cfg(test)]
 mod tests {
+    use oncegate_runtime::observe::Observer;
+
     use super::*;
 
     /// A topic whose members cannot acknowledge what they have finished, because the broker is too
