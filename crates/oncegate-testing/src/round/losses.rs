@@ -128,12 +128,12 @@ mod tests {
                 Verdict::Busy { .. }
             ));
             assert!(matches!(
-                store.read(vec![key.clone()]).await.as_slice(),
+                Store::read(&store, vec![key.clone()]).await.as_slice(),
                 [Ok(Some(_))]
             ));
             store.lose_records();
             assert!(matches!(
-                store.read(vec![key.clone()]).await.as_slice(),
+                Store::read(&store, vec![key.clone()]).await.as_slice(),
                 [Ok(None)]
             ));
         }
