@@ -3,7 +3,6 @@
 //! - [`conformance`]: the suite that every store must pass
 //! - [`equivalence`]: compares a store with the rules by random sequences of operations
 //! - [`fault`]: a store that loses replies, requests and records, controlled by a seed
-//! - [`wrapper`]: a store that passes on every call that a test does not change
 
 pub mod conformance;
 pub mod equivalence;
