@@ -2,13 +2,13 @@
 //! two of them.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use oncegate::core::rules::{Operation, Reply};
-use oncegate::core::store::StoreWrapper;
-use oncegate::core::store::{Command, Store, StoreError};
+use oncegate::core::rules::{Operation, ReleaseCause, Reply};
+use oncegate::core::store::{Command, Store, StoreError, StoreWrapper};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
@@ -69,6 +69,37 @@ pub(crate) struct Steps {
     awaited: Mutex<Option<(Step, oneshot::Sender<()>)>>,
     /// How many answers to calls for several members were lost.
     lost_answers: Arc<Mutex<BTreeMap<&'static str, u64>>>,
+    /// How many discards of runs are sent and not answered.
+    discards: AtomicU64,
+}
+
+/// Discards of runs that are sent and not answered.
+struct SentDiscards<'a> {
+    all: &'a AtomicU64,
+    count: u64,
+}
+
+impl<'a> SentDiscards<'a> {
+    fn of(all: &'a AtomicU64, commands: &[Command]) -> Self {
+        let is_discard = |command: &&Command| {
+            matches!(
+                command.operation,
+                Operation::Release {
+                    end: ReleaseCause::Discarded,
+                    ..
+                }
+            )
+        };
+        let count = commands.iter().filter(is_discard).count() as u64;
+        all.fetch_add(count, Relaxed);
+        Self { all, count }
+    }
+}
+
+impl Drop for SentDiscards<'_> {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.count, Relaxed);
+    }
 }
 
 /// What a call does for the members of a unit.
@@ -103,7 +134,13 @@ impl Steps {
             inner,
             awaited: Mutex::default(),
             lost_answers,
+            discards: AtomicU64::new(0),
         })
+    }
+
+    /// How many runs the worker has thrown away without an answer of the store so far.
+    pub(crate) fn unanswered_discards(&self) -> u64 {
+        self.discards.load(Relaxed)
     }
 
     /// Waits until a unit is at this step. `false`: none came.
@@ -144,6 +181,7 @@ impl StoreWrapper for Steps {
     }
 
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        let _discards = SentDiscards::of(&self.discards, &commands);
         let (sent, executed, name) = match Call::of(&commands) {
             Call::Other => return self.inner.execute(commands).await,
             Call::Claims => (

@@ -57,6 +57,9 @@ pub(crate) struct World {
     workers: Vec<Worker>,
     store_losses: Arc<AtomicU32>,
     crashes: u64,
+    /// Runs that a worker was throwing away when it crashed: the store may have executed that, and
+    /// nobody was left to count it.
+    uncounted_discards: u64,
     taken_back: u64,
     started: u64,
     lost_answers: Arc<Mutex<BTreeMap<&'static str, u64>>>,
@@ -117,6 +120,7 @@ impl World {
             workers: Vec::new(),
             store_losses: Arc::default(),
             crashes: 0,
+            uncounted_discards: 0,
             taken_back: 0,
             started: 0,
             lost_answers: Arc::default(),
@@ -363,6 +367,7 @@ impl World {
     /// The process is gone from one instruction to the next.
     fn crash_of(&mut self, which: usize) {
         let worker = self.workers.swap_remove(which);
+        self.uncounted_discards += worker.steps.unanswered_discards();
         worker.running.abort();
         self.broker.leave(worker.member);
         self.crashes += 1;

@@ -136,7 +136,7 @@ impl World {
             had.unasked
         );
         let extra = had.second_effects();
-        let explained = self.counters.total("extra_runs");
+        let explained = self.counters.total("extra_runs") + self.uncounted_discards;
         assert!(
             extra <= explained || self.losses() > 0,
             "seed {}: {extra} extra effects, {explained} explained: {:?}; counted: {:?}",
