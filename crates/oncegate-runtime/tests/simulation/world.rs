@@ -57,8 +57,7 @@ pub(crate) struct World {
     workers: Vec<Worker>,
     store_losses: Arc<AtomicU32>,
     crashes: u64,
-    /// Runs that a worker was throwing away when it crashed: the store may have executed that, and
-    /// nobody was left to count it.
+    /// Runs that workers were throwing away when they crashed, so that no process has counted them.
     uncounted_discards: u64,
     taken_back: u64,
     started: u64,
