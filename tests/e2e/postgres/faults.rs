@@ -169,6 +169,7 @@ async fn a_client_that_stalls_in_a_transaction_holds_no_key_for_ever() {
     let store = PostgresStore::builder(proxy.url())
         .without_purge()
         .response_timeout(limit)
+        .start_patience(PATIENCE)
         .connect()
         .await
         .unwrap();

@@ -304,6 +304,7 @@ async fn a_locked_row_blocks_no_other_for_ever() {
     let limit = Duration::from_secs(2);
     let store = PostgresStore::builder(postgres.url())
         .response_timeout(limit)
+        .start_patience(PATIENCE)
         .connect()
         .await
         .unwrap();
@@ -369,6 +370,7 @@ async fn behind_a_pooler_each_transaction_has_its_limits() {
     let store = PostgresStore::builder(proxy.url())
         .without_purge()
         .response_timeout(limit)
+        .start_patience(PATIENCE)
         .connect()
         .await
         .unwrap();

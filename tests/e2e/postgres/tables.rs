@@ -182,11 +182,8 @@ async fn creating_the_tables_waits_for_others_beyond_the_timeout() {
         .unwrap();
 
     // A slow machine may need longer for a connection than the timeout allows.
-    let store = until("a connection within the timeout", PATIENCE, async || {
-        let builder = PostgresStore::builder(server.url()).response_timeout(ANSWER);
-        builder.connect().await.map_err(|error| error.to_string())
-    })
-    .await;
+    let builder = PostgresStore::builder(server.url()).start_patience(PATIENCE);
+    let store = builder.response_timeout(ANSWER).connect().await.unwrap();
     let made = tokio::spawn(async move { store.create_schema().await });
     let watcher = server.connection().await;
     let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'oncegate' \

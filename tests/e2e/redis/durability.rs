@@ -231,6 +231,7 @@ async fn pipelines_behind_a_lagging_wait_keep_their_connection() {
     let builder = RedisStore::builder(pair.primary.url()).durability(level);
     let store = builder
         .response_timeout(Duration::from_millis(1_500))
+        .start_patience(LIMIT)
         .connect()
         .await
         .unwrap();

@@ -58,11 +58,9 @@ async fn an_answer_that_comes_while_all_threads_are_blocked_counts() {
     const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
     let mut server = RedisServer::synced().await;
     // On a busy machine the greeting may take longer than that.
-    let store = until("the store to be opened", RECOVERY_LIMIT, async || {
-        let builder = RedisStore::builder(server.url()).response_timeout(RESPONSE_TIMEOUT);
-        builder.connect().await.map_err(|error| error.to_string())
-    });
-    let store = store.await;
+    let builder = RedisStore::builder(server.url()).start_patience(RECOVERY_LIMIT);
+    let store = builder.response_timeout(RESPONSE_TIMEOUT).connect();
+    let store = store.await.unwrap();
     let key = key(&scope(), 1);
     // On the runtime's only thread, beside the connection.
     let answer = tokio::spawn(async move {
