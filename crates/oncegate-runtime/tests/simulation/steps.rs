@@ -2,11 +2,11 @@
 //! two of them.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use oncegate::core::record::Token;
 use oncegate::core::rules::{Operation, ReleaseCause, Reply};
 use oncegate::core::store::{Command, Store, StoreError, StoreWrapper};
 use tokio::sync::oneshot;
@@ -69,37 +69,8 @@ pub(crate) struct Steps {
     awaited: Mutex<Option<(Step, oneshot::Sender<()>)>>,
     /// How many answers to calls for several members were lost.
     lost_answers: Arc<Mutex<BTreeMap<&'static str, u64>>>,
-    /// How many discards of runs are sent and not answered.
-    discards: AtomicU64,
-}
-
-/// Discards of runs that are sent and not answered.
-struct SentDiscards<'a> {
-    all: &'a AtomicU64,
-    count: u64,
-}
-
-impl<'a> SentDiscards<'a> {
-    fn of(all: &'a AtomicU64, commands: &[Command]) -> Self {
-        let is_discard = |command: &&Command| {
-            matches!(
-                command.operation,
-                Operation::Release {
-                    end: ReleaseCause::Discarded,
-                    ..
-                }
-            )
-        };
-        let count = commands.iter().filter(is_discard).count() as u64;
-        all.fetch_add(count, Relaxed);
-        Self { all, count }
-    }
-}
-
-impl Drop for SentDiscards<'_> {
-    fn drop(&mut self) {
-        self.all.fetch_sub(self.count, Relaxed);
-    }
+    /// The requests to discard a run that the store may have executed, as far as the worker knows.
+    discards: Mutex<Vec<Token>>,
 }
 
 /// What a call does for the members of a unit.
@@ -134,13 +105,29 @@ impl Steps {
             inner,
             awaited: Mutex::default(),
             lost_answers,
-            discards: AtomicU64::new(0),
+            discards: Mutex::default(),
         })
     }
 
-    /// How many runs the worker has thrown away without an answer of the store so far.
-    pub(crate) fn unanswered_discards(&self) -> u64 {
-        self.discards.load(Relaxed)
+    /// How many runs are discarded in the store, or may be, without the worker knowing it.
+    pub(crate) fn unknown_discards(&self) -> usize {
+        let sent = self.discards.lock().unwrap();
+        (0..sent.len())
+            .filter(|place| !sent[..*place].contains(&sent[*place]))
+            .count()
+    }
+
+    fn note_answers(&self, discards: &[Option<Token>], answers: &[Result<Reply, StoreError>]) {
+        let mut sent = self.discards.lock().unwrap();
+        for (token, answer) in discards.iter().zip(answers) {
+            let place = sent.iter().position(|sent| Some(*sent) == *token);
+            match (place, answer) {
+                (Some(_), Ok(_)) => sent.retain(|sent| Some(*sent) != *token),
+                // Of this request it is certain that it was not executed.
+                (Some(place), Err(StoreError::Unavailable { .. })) => drop(sent.remove(place)),
+                _ => {}
+            }
+        }
     }
 
     /// Waits until a unit is at this step. `false`: none came.
@@ -165,23 +152,8 @@ impl Steps {
         }
     }
 
-    fn note_lost(&self, name: &'static str, answers: &[Result<Reply, StoreError>]) {
-        let lost = answers
-            .iter()
-            .filter(|answer| matches!(answer, Err(StoreError::Unknown { .. })))
-            .count();
-        *self.lost_answers.lock().unwrap().entry(name).or_default() += lost as u64;
-    }
-}
-
-#[async_trait]
-impl StoreWrapper for Steps {
-    fn inner(&self) -> &dyn Store {
-        &*self.inner
-    }
-
-    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        let _discards = SentDiscards::of(&self.discards, &commands);
+    /// Executes a call, and passes the steps of a unit with several members.
+    async fn execute_by_steps(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         let (sent, executed, name) = match Call::of(&commands) {
             Call::Other => return self.inner.execute(commands).await,
             Call::Claims => (
@@ -200,5 +172,43 @@ impl StoreWrapper for Steps {
         self.note_lost(name, &answers);
         self.pass(executed).await;
         answers
+    }
+
+    fn note_lost(&self, name: &'static str, answers: &[Result<Reply, StoreError>]) {
+        let lost = answers
+            .iter()
+            .filter(|answer| matches!(answer, Err(StoreError::Unknown { .. })))
+            .count();
+        *self.lost_answers.lock().unwrap().entry(name).or_default() += lost as u64;
+    }
+}
+
+#[async_trait]
+impl StoreWrapper for Steps {
+    fn inner(&self) -> &dyn Store {
+        &*self.inner
+    }
+
+    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        let discards: Vec<Option<Token>> = commands.iter().map(discarded).collect();
+        self.discards
+            .lock()
+            .unwrap()
+            .extend(discards.iter().flatten());
+        let answers = self.execute_by_steps(commands).await;
+        self.note_answers(&discards, &answers);
+        answers
+    }
+}
+
+/// The run that a command discards.
+fn discarded(command: &Command) -> Option<Token> {
+    match &command.operation {
+        Operation::Release {
+            token,
+            end: ReleaseCause::Discarded,
+            ..
+        } => Some(*token),
+        _ => None,
     }
 }
