@@ -78,7 +78,7 @@ pub(super) struct QueueArgs {
     pub(super) most: u32,
 }
 
-/// What `--run` needs besides the arguments of a dry run.
+/// The arguments of `--run`, besides those of a dry run.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Running what is missing")]
 pub(super) struct RepairArgs {

@@ -10,7 +10,7 @@ use crate::rules::Reply;
 
 /// A store that passes every call on to another one, except those that it changes.
 ///
-/// Each of its methods passes the call on by default, and it is a [`Store`] by that alone.
+/// Each type that implements it is a [`Store`].
 #[async_trait]
 pub trait StoreWrapper: Send + Sync + fmt::Debug {
     /// The other store.

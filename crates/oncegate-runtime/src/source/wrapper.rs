@@ -12,7 +12,7 @@ use crate::observe::Observer;
 
 /// A source that passes every call on to another one, except those that it changes.
 ///
-/// It is a [`Source`] by that alone.
+/// Each type that implements it is a [`Source`].
 #[async_trait]
 pub trait SourceWrapper: Send + Sync + fmt::Debug {
     /// The other source.
