@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use oncegate::redis::RedisStore;
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_testkit::{Redis, RedisServer, until};
+use oncegate_testkit::{Redis, RedisServer};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::faults::{RECOVERY_LIMIT, until_answered};
