@@ -341,11 +341,11 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, H> {
         attempt: &Attempt,
         limit: Duration,
     ) -> Result<(), Failure> {
-        let unit = attempt.completion();
+        let completion = attempt.completion();
         let began = Instant::now();
         let (mut transaction, hold) = match self
             .database
-            .begin(&unit.beginning(), Ground::Claimed, limit)
+            .begin(&completion.beginning(), Ground::Claimed, limit)
             .await
         {
             Ok(Begun::Open(transaction, hold)) => (transaction, hold),
@@ -357,7 +357,7 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, H> {
         let alone = self.handle_alone(message, attempt, &mut transaction);
         let failure = match within(limit, alone).await {
             Handled::Returned(Ok(output)) => {
-                let completing = unit.completing(&output);
+                let completing = completion.completing(&output);
                 drop(output);
                 let committed = self.database.commit(transaction, hold, &completing).await;
                 return committed.map_err(|error| match error {
