@@ -212,9 +212,11 @@ impl HubState {
         self.arrived.clear();
     }
 
-    /// Returns a message; one of an order, at the end, only with the channel.
+    /// Returns a message; one of an order only with the channel. Alone, it would be delivered after
+    /// those behind it: a consumer that stops drops its messages one by one, also before the source
+    /// has been told of the end.
     fn give_back(&mut self, epoch: u64, tag: u64, in_order: bool) -> bool {
-        if in_order && self.end.is_some() {
+        if in_order {
             self.held.withhold(epoch, tag)
         } else {
             self.held.give_back(epoch, tag)
@@ -225,5 +227,50 @@ impl HubState {
         while let Some(fetched) = self.arrived.pop_front() {
             self.give_back(fetched.epoch, fetched.tag, in_order);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oncegate_runtime::message::Origin;
+    use oncegate_runtime::observe::Counters;
+
+    use super::*;
+    use crate::ack_handle;
+    use crate::held::Settlement;
+
+    /// A queue's hub that has received these deliveries.
+    fn with_deliveries(tags: std::ops::RangeInclusive<u64>, in_order: bool) -> Arc<Hub> {
+        let hub = Arc::new(Hub::new(Arc::new(Counters::default()), in_order));
+        hub.connected();
+        let messages = tags.map(|tag| {
+            let origin = Origin::Queue {
+                queue: "orders".into(),
+                id: tag.to_string().into(),
+            };
+            (tag, Message::new("orders", origin, None))
+        });
+        hub.put(messages.collect());
+        hub
+    }
+
+    /// Drops one of three deliveries before the end, as a consumer does that stops, and the others
+    /// after it. Returns what the broker is told.
+    async fn told_of_a_stop(in_order: bool) -> Vec<Settlement> {
+        let hub = with_deliveries(1..=3, in_order);
+        let taken = hub.take(1).await.unwrap();
+        for fetched in taken {
+            drop(ack_handle::delivery(&hub, fetched, in_order));
+        }
+        hub.end(End::Closed);
+        hub.lock().held.take().0
+    }
+
+    // invariant: amqp-order
+    #[tokio::test]
+    async fn messages_of_an_order_go_back_with_the_channel_alone() {
+        assert_eq!(told_of_a_stop(true).await, []);
+        let each = [1, 2, 3].map(Settlement::Return);
+        assert_eq!(told_of_a_stop(false).await, each);
     }
 }

@@ -41,6 +41,7 @@ async fn a_single_active_consumer_is_followed_by_its_standby() {
     second.book.charged_once(10);
 }
 
+// invariant: amqp-order
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_of_the_active_consumer_keeps_the_order() {
     let server = RabbitMq::shared().await;
