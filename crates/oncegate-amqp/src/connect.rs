@@ -25,7 +25,7 @@ pub(crate) async fn connect(
     settings: &Connection,
     name: &str,
 ) -> Result<lapin::Connection, AmqpError> {
-    let uri = settings.uri()?;
+    let uri = settings.uri_with_password()?;
     #[cfg(feature = "tls")]
     oncegate_tls::choose_cryptography();
     let user = uri.authority.userinfo.username.clone();
@@ -39,7 +39,7 @@ pub(crate) async fn connect(
     let builder = builder
         .with_uri(uri.clone())
         .with_properties(properties)
-        .with_tls_config(settings.tls());
+        .with_tls_config(settings.login.read_files()?);
     let connected = timeout(CONNECT_LIMIT, builder.connect()).await;
     let connected = connected.map_err(|_| AmqpError::unanswered(asked))?;
     connected.map_err(|error| AmqpError::of(asked, &error))

@@ -15,6 +15,7 @@ use oncegate_runtime::source::{AckHandle, Delivery, Source as _, SourceError};
 use super::AmqpSource;
 use super::convert::queue_of;
 use super::letter::{self, Outgoing};
+use super::login::AmqpLogin;
 use super::publisher::Publisher;
 use super::settings::{Connection, check_name};
 
@@ -65,25 +66,10 @@ impl AmqpDeadLetterReader {
         }
     }
 
-    /// Logs in with this password, in place of that in the URI.
+    /// Sets the password and the certificates, besides what the URI has.
     #[must_use]
-    pub fn password(mut self, password: impl Into<String>) -> Self {
-        self.connection.password = Some(password.into());
-        self
-    }
-
-    /// Trusts this authority's certificate in PEM, besides those of the machine. Only with
-    /// `amqps://`.
-    #[must_use]
-    pub fn tls_root(mut self, pem: impl Into<String>) -> Self {
-        self.connection.tls_root = Some(pem.into());
-        self
-    }
-
-    /// Shows this client certificate and its key, both in PEM. Only with `amqps://`.
-    #[must_use]
-    pub fn tls_client(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        self.connection.tls_client = Some((certificate.into(), key.into()));
+    pub fn login(mut self, login: AmqpLogin) -> Self {
+        self.connection.login = login;
         self
     }
 

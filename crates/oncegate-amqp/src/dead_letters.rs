@@ -11,6 +11,7 @@ use tracing::warn;
 use super::convert::queue_of;
 use super::error::AmqpError;
 use super::letter::Outgoing;
+use super::login::AmqpLogin;
 use super::publisher::Publisher;
 use super::settings::{Connection, check_name};
 
@@ -37,7 +38,7 @@ impl AmqpDeadLetters {
     /// [`AmqpSource::new`](super::AmqpSource::new) takes it.
     ///
     /// [`AmqpSource::dead_letters`](super::AmqpSource::dead_letters) takes the URI and the
-    /// certificates of the source.
+    /// login of the source.
     pub fn new(uri: impl Into<String>, queue: impl Into<String>) -> Self {
         Self::with(Connection::new(uri.into()), queue.into())
     }
@@ -58,25 +59,10 @@ impl AmqpDeadLetters {
         self
     }
 
-    /// Logs in with this password, in place of that in the URI.
+    /// Sets the password and the certificates, besides what the URI has.
     #[must_use]
-    pub fn password(mut self, password: impl Into<String>) -> Self {
-        self.connection.password = Some(password.into());
-        self.connected_anew()
-    }
-
-    /// Trusts this authority's certificate in PEM, besides those of the machine. Only with
-    /// `amqps://`.
-    #[must_use]
-    pub fn tls_root(mut self, pem: impl Into<String>) -> Self {
-        self.connection.tls_root = Some(pem.into());
-        self.connected_anew()
-    }
-
-    /// Shows this client certificate and its key, both in PEM. Only with `amqps://`.
-    #[must_use]
-    pub fn tls_client(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        self.connection.tls_client = Some((certificate.into(), key.into()));
+    pub fn login(mut self, login: AmqpLogin) -> Self {
+        self.connection.login = login;
         self.connected_anew()
     }
 

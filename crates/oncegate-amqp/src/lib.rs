@@ -8,6 +8,7 @@
 //! | what an error of the broker means | `error` |
 //! | which limits of a queue are reported at the start | `findings` |
 //! | how missing queues are made, if that is asked for | `queues` |
+//! | which password and certificates a connection has | `login` |
 //! | which headers a message has | `convert`, `headers` |
 //! | what a dead letter has | `letter` |
 //!
@@ -95,6 +96,7 @@ mod headers;
 mod held;
 mod hub;
 mod letter;
+mod login;
 mod management;
 mod publisher;
 mod queues;
@@ -105,6 +107,7 @@ mod watch;
 
 pub use dead_letter_reader::AmqpDeadLetterReader;
 pub use dead_letters::AmqpDeadLetters;
+pub use login::AmqpLogin;
 pub use queues::QueuePlan;
 pub use source::AmqpSource;
 pub use source_settings::AmqpSettings;

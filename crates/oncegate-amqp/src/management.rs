@@ -40,7 +40,7 @@ pub(crate) async fn describe(settings: &Settings, url: &str) -> Result<Described
     let port = url.port_u16().unwrap_or(PORT);
     let broker = settings
         .connection
-        .uri()
+        .uri_with_password()
         .map_err(|error| error.to_string())?;
     let login = &broker.authority.userinfo;
     let credentials = STANDARD.encode(format!("{}:{}", login.username, login.password));

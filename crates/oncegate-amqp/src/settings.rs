@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
 use lapin::uri::{AMQPScheme, AMQPUri};
 
 use super::error::AmqpError;
 use super::headers::short;
+use super::login::AmqpLogin;
 use super::source_settings::AmqpSettings;
 use oncegate_core::settings::Finding;
 
@@ -14,12 +14,7 @@ use oncegate_core::settings::Finding;
 #[derive(Clone)]
 pub(crate) struct Connection {
     uri: String,
-    /// The password, in place of the URI's.
-    pub(crate) password: Option<String>,
-    /// The certificate of an authority, in PEM.
-    pub(crate) tls_root: Option<String>,
-    /// The client's certificate and its key, in PEM.
-    pub(crate) tls_client: Option<(Vec<u8>, Vec<u8>)>,
+    pub(crate) login: AmqpLogin,
 }
 
 /// The settings of a source.
@@ -40,9 +35,7 @@ impl Connection {
     pub(crate) fn new(uri: String) -> Self {
         Self {
             uri,
-            password: None,
-            tls_root: None,
-            tls_client: None,
+            login: AmqpLogin::default(),
         }
     }
 
@@ -72,23 +65,18 @@ impl Connection {
                 "the virtual host in the broker's URI has more than 255 bytes",
             ));
         }
-        if let Some(password) = &self.password {
-            uri.authority.userinfo.password.clone_from(password);
-        }
         uri.query.heartbeat.get_or_insert(HEARTBEAT);
         uri.query.connection_timeout.get_or_insert(CONNECT_MILLIS);
         Ok(uri)
     }
 
-    pub(crate) fn tls(&self) -> OwnedTLSConfig {
-        let identity = self
-            .tls_client
-            .clone()
-            .map(|(pem, key)| OwnedIdentity::PKCS8 { pem, key });
-        OwnedTLSConfig {
-            identity,
-            cert_chain: self.tls_root.clone(),
+    /// Returns the URI with the password that the next connection logs in with.
+    pub(crate) fn uri_with_password(&self) -> Result<AMQPUri, AmqpError> {
+        let mut uri = self.uri()?;
+        if let Some(password) = self.login.read_password()? {
+            uri.authority.userinfo.password = password;
         }
+        Ok(uri)
     }
 }
 

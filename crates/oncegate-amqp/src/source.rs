@@ -20,6 +20,7 @@ use super::dead_letters::AmqpDeadLetters;
 use super::drive::Driver;
 use super::error::AmqpError;
 use super::hub::{End, Hub};
+use super::login::AmqpLogin;
 use super::management;
 use super::session::Session;
 use super::settings::{Connection, Settings};
@@ -101,25 +102,10 @@ impl AmqpSource {
         self
     }
 
-    /// Logs in with this password, in place of that in the URI.
+    /// Sets the password and the certificates, besides what the URI has.
     #[must_use]
-    pub fn password(mut self, password: impl Into<String>) -> Self {
-        self.settings.connection.password = Some(password.into());
-        self
-    }
-
-    /// Trusts this authority's certificate in PEM, besides those of the machine. Only with
-    /// `amqps://`.
-    #[must_use]
-    pub fn tls_root(mut self, pem: impl Into<String>) -> Self {
-        self.settings.connection.tls_root = Some(pem.into());
-        self
-    }
-
-    /// Shows this client certificate and its key, both in PEM. Only with `amqps://`.
-    #[must_use]
-    pub fn tls_client(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        self.settings.connection.tls_client = Some((certificate.into(), key.into()));
+    pub fn login(mut self, login: AmqpLogin) -> Self {
+        self.settings.connection.login = login;
         self
     }
 

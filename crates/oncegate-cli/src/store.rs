@@ -236,6 +236,7 @@ async fn open(
         }
         Address::Postgres(url) => {
             let settings = PostgresSettings {
+                tls: store.tls.clone(),
                 password_file,
                 ..store.postgres.clone()
             };
@@ -248,6 +249,7 @@ async fn open(
         }
         Address::Redis(url) => {
             let settings = RedisSettings {
+                tls: store.tls.clone(),
                 password_file,
                 sentinel_password_file,
                 ..store.redis.clone()

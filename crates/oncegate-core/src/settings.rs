@@ -5,9 +5,11 @@
 
 #[cfg(feature = "config")]
 mod forms;
+mod tls_files;
 
 #[cfg(feature = "config")]
 pub use forms::{OptionalTime, Size, Time};
+pub use tls_files::TlsFiles;
 
 /// A setting that makes no sense, or does not suit others.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -77,18 +77,18 @@ impl PostgresBuilder {
         Self { settings, ..self }
     }
 
-    /// Sets the [file with the authorities](PostgresSettings::tls_root) that may sign the server's
+    /// Sets the [file with the authorities](PostgresSettings::tls) that may sign the server's
     /// certificate: those of this machine by default.
     pub fn tls_root(mut self, file: impl Into<PathBuf>) -> Self {
-        self.settings.tls_root = Some(file.into());
+        self.settings.tls.root = Some(file.into());
         self
     }
 
-    /// Sets the files with the [client's certificate](PostgresSettings::tls_certificate) and its
+    /// Sets the files with the [client's certificate](PostgresSettings::tls) and its
     /// key; by default there is none.
     pub fn tls_client(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
-        self.settings.tls_certificate = Some(certificate.into());
-        self.settings.tls_key = Some(key.into());
+        self.settings.tls.certificate = Some(certificate.into());
+        self.settings.tls.key = Some(key.into());
         self
     }
 
@@ -195,9 +195,7 @@ impl PostgresBuilder {
         };
         let PostgresSettings {
             response_timeout,
-            tls_root,
-            tls_certificate,
-            tls_key,
+            tls,
             password_file,
             ..
         } = self.settings.clone();
@@ -207,9 +205,7 @@ impl PostgresBuilder {
         if let Some(password) = &password {
             config.password(password.read()?);
         }
-        let parameters = parameters
-            .or_root(tls_root)
-            .or_client(tls_certificate.zip(tls_key));
+        let parameters = parameters.or_files(tls);
         let shows_password = parameters.shows_password(&config);
         let tls = Tls::new(parameters, &mut config)?;
         let options = config.get_options().unwrap_or_default().to_owned();

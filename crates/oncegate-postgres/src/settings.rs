@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use oncegate_core::settings::Finding;
 #[cfg(feature = "config")]
 use oncegate_core::settings::Time;
+use oncegate_core::settings::{Finding, TlsFiles};
 
 /// The settings of a [`PostgresStore`](crate::PostgresStore), besides its URL and its purge.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,20 +24,13 @@ pub struct PostgresSettings {
     /// The time limit of one attempt to connect.
     #[cfg_attr(feature = "config", serde(with = "Time"))]
     pub connect_timeout: Duration,
-    /// The authority that has signed the servers' certificates, a file in PEM, for `rediss` and
-    /// `postgres` URLs. It is read again when it changes.
+    /// The files of TLS: the authority, and the client's certificate with its key.
     ///
-    /// It counts where the URL names none (`sslrootcert`); without both, the authorities of this
-    /// machine. Connections to this machine use TLS, too, if it is set and the URL has no
+    /// They count where the URL names none (`sslrootcert`, `sslcert`, `sslkey`). Connections to
+    /// this machine use TLS, too, if the authority or a certificate is set and the URL has no
     /// `sslmode`. A pool that the caller supplies has its own TLS.
-    pub tls_root: Option<PathBuf>,
-    /// The certificate that the servers require of clients, a file in PEM, for `rediss` and
-    /// `postgres` URLs. It belongs to `tls_key`; both are read again when they change.
-    ///
-    /// They count where the URL names none (`sslcert`, `sslkey`).
-    pub tls_certificate: Option<PathBuf>,
-    /// The key of `tls_certificate`, a file in PEM.
-    pub tls_key: Option<PathBuf>,
+    #[cfg_attr(feature = "config", serde(skip))]
+    pub tls: TlsFiles,
     /// The file with the password, instead of one in the URL; a line feed at its end does not
     /// count.
     ///
@@ -72,9 +65,7 @@ impl PostgresSettings {
     pub const DEFAULT: Self = Self {
         response_timeout: Duration::from_secs(5),
         connect_timeout: Duration::from_secs(2),
-        tls_root: None,
-        tls_certificate: None,
-        tls_key: None,
+        tls: TlsFiles::NONE,
         password_file: None,
         allow_asynchronous_commit: false,
         allow_fsync_off: false,
@@ -83,11 +74,7 @@ impl PostgresSettings {
 
     /// Returns what is wrong with these settings.
     pub fn check(&self) -> Vec<Finding> {
-        let lone = Finding::of_pair([
-            ("tls_certificate", self.tls_certificate.is_some()),
-            ("tls_key", self.tls_key.is_some()),
-        ]);
-        lone.into_iter().collect()
+        self.tls.check().into_iter().collect()
     }
 }
 
@@ -118,7 +105,10 @@ mod tests {
     #[tokio::test]
     async fn a_key_without_its_certificate_is_refused_before_a_connection() {
         let settings = PostgresSettings {
-            tls_key: Some("client.key".into()),
+            tls: TlsFiles {
+                key: Some("client.key".into()),
+                ..TlsFiles::NONE
+            },
             ..PostgresSettings::DEFAULT
         };
         let [Finding { setting, what }] = settings.check().try_into().unwrap();

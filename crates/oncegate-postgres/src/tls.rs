@@ -18,6 +18,7 @@
 
 use std::path::PathBuf;
 
+use oncegate_core::settings::TlsFiles;
 use oncegate_core::store::StoreError;
 use oncegate_tls::{Authorities, Part, Pem, Proof, Rotated, TlsClient, Unusable};
 use percent_encoding::percent_decode_str;
@@ -98,18 +99,14 @@ impl Parameters {
         Ok((format!("{address}{rest}"), parameters))
     }
 
-    /// Trusts the authorities of this file, unless the URL names others.
-    pub(super) fn or_root(mut self, root: Option<PathBuf>) -> Self {
-        self.root = self.root.or(root.map(Root::File));
-        self
-    }
-
-    /// Uses these files with the client's certificate and key, unless the URL names others.
-    pub(super) fn or_client(mut self, files: Option<(PathBuf, PathBuf)>) -> Self {
-        if let (None, Some((certificate, key))) = (&self.certificate, files) {
-            self.certificate = Some(certificate);
-            self.key = Some(key);
+    /// Uses these files, unless the URL names others: of authorities, or with the client's
+    /// certificate and its key.
+    pub(super) fn or_files(mut self, files: TlsFiles) -> Self {
+        if self.certificate.is_none() {
+            self.certificate = files.certificate;
+            self.key = files.key;
         }
+        self.root = self.root.or(files.root.map(Root::File));
         self
     }
 }

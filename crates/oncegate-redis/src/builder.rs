@@ -155,27 +155,27 @@ impl RedisBuilder {
     }
 
     /// Sets the authority that has signed the servers' certificates, in PEM, instead of
-    /// [its file](RedisSettings::tls_root).
+    /// [its file](RedisSettings::tls).
     #[cfg(feature = "tls")]
     pub fn tls_root(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.tls_root = Some(pem.into());
         self
     }
 
-    /// Sets the [file with the authority](RedisSettings::tls_root).
+    /// Sets the [file with the authority](RedisSettings::tls).
     #[cfg(feature = "tls")]
     pub fn tls_root_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.tls_root = None;
-        self.settings.tls_root = Some(path.into());
+        self.settings.tls.root = Some(path.into());
         self
     }
 
-    /// Sets the files with the [client's certificate](RedisSettings::tls_certificate) and its key;
+    /// Sets the files with the [client's certificate](RedisSettings::tls) and its key;
     /// by default there is none.
     #[cfg(feature = "tls")]
     pub fn tls_client(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
-        self.settings.tls_certificate = Some(certificate.into());
-        self.settings.tls_key = Some(key.into());
+        self.settings.tls.certificate = Some(certificate.into());
+        self.settings.tls.key = Some(key.into());
         self
     }
 

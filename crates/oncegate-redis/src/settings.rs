@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use oncegate_core::settings::Finding;
 #[cfg(feature = "config")]
 use oncegate_core::settings::Time;
+use oncegate_core::settings::{Finding, TlsFiles};
 
 use super::durability::Durability;
 
@@ -30,19 +30,13 @@ pub struct RedisSettings {
     /// The time limit of one attempt to connect.
     #[cfg_attr(feature = "config", serde(with = "Time"))]
     pub connect_timeout: Duration,
-    /// The authority that has signed the servers' certificates, a file in PEM, for `rediss` and
-    /// `postgres` URLs. It is read again when it changes.
+    /// The files of TLS: the authority, and the client's certificate with its key.
     ///
-    /// Without it, the authorities of this machine. The certificate must name the host that the URL
-    /// (or the cluster, or a sentinel) names. The file is read for each new connection.
-    pub tls_root: Option<PathBuf>,
-    /// The certificate that the servers require of clients, a file in PEM, for `rediss` and
-    /// `postgres` URLs. It belongs to `tls_key`; both are read again when they change.
-    ///
-    /// Sentinels get it, too. The files are read for each new connection.
-    pub tls_certificate: Option<PathBuf>,
-    /// The key of `tls_certificate`, a file in PEM.
-    pub tls_key: Option<PathBuf>,
+    /// The server's certificate must name the host that the URL (or the cluster, or a sentinel)
+    /// names. Sentinels get the client's certificate, too. The files are read for each new
+    /// connection.
+    #[cfg_attr(feature = "config", serde(skip))]
+    pub tls: TlsFiles,
     /// The file with the password, instead of one in the URL; a line feed at its end does not
     /// count.
     ///
@@ -79,9 +73,7 @@ impl RedisSettings {
         durability: Durability::Primary,
         response_timeout: Duration::from_secs(2),
         connect_timeout: Duration::from_secs(2),
-        tls_root: None,
-        tls_certificate: None,
-        tls_key: None,
+        tls: TlsFiles::NONE,
         password_file: None,
         sentinel_user: None,
         sentinel_password_file: None,
@@ -92,27 +84,18 @@ impl RedisSettings {
 
     /// Returns what is wrong with these settings.
     pub fn check(&self) -> Vec<Finding> {
-        let files = [
-            ("tls_root", &self.tls_root),
-            ("tls_certificate", &self.tls_certificate),
-            ("tls_key", &self.tls_key),
-        ];
-        let unused = files
+        let unused = self
+            .tls
+            .given()
             .into_iter()
-            .filter(|(_, file)| file.is_some() && !cfg!(feature = "tls"))
+            .filter(|(_, is_given)| *is_given && !cfg!(feature = "tls"))
             .map(|(setting, _)| {
                 Finding::new(
                     setting,
                     "this build has no TLS: it needs the feature `redis-tls`",
                 )
             });
-        Finding::of_pair([
-            ("tls_certificate", self.tls_certificate.is_some()),
-            ("tls_key", self.tls_key.is_some()),
-        ])
-        .into_iter()
-        .chain(unused)
-        .collect()
+        self.tls.check().into_iter().chain(unused).collect()
     }
 }
 
@@ -147,7 +130,10 @@ mod tests {
     #[tokio::test]
     async fn a_certificate_without_its_key_is_refused_before_a_connection() {
         let settings = RedisSettings {
-            tls_certificate: Some("client.pem".into()),
+            tls: TlsFiles {
+                certificate: Some("client.pem".into()),
+                ..TlsFiles::NONE
+            },
             ..RedisSettings::DEFAULT
         };
         let [Finding { setting, what }] = settings.check().try_into().unwrap();

@@ -3,11 +3,10 @@
 
 use std::path::PathBuf;
 
+use oncegate_core::settings::TlsFiles;
 use oncegate_core::store::StoreError;
 use oncegate_tls::{Pem, choose_cryptography};
 use redis::{Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, TlsCertificates};
-
-use super::settings::RedisSettings;
 
 /// The name of the authorities in errors.
 const ROOT: &str = "the store's `tls_root`";
@@ -26,14 +25,12 @@ pub(super) struct Certificates {
 }
 
 impl Certificates {
-    /// Returns the certificates of the settings, with an authority in PEM instead of its file.
-    pub(super) fn of(settings: &RedisSettings, root: Option<Vec<u8>>) -> Self {
-        let certificate = settings.tls_certificate.clone();
+    /// Returns the certificates in these files, with an authority in PEM instead of its file.
+    pub(super) fn of(files: &TlsFiles, root: Option<Vec<u8>>) -> Self {
+        let file = files.root.clone().map(Pem::File);
         Self {
-            root: root
-                .map(Pem::Text)
-                .or(settings.tls_root.clone().map(Pem::File)),
-            client: certificate.zip(settings.tls_key.clone()),
+            root: root.map(Pem::Text).or(file),
+            client: files.client(),
         }
     }
 

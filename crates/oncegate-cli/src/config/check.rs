@@ -329,9 +329,6 @@ impl Loaded {
         let only_http = [
             ("ready_url", handler.ready_url.is_some()),
             ("token", handler.token.is_some()),
-            ("tls_root", handler.tls_root.is_some()),
-            ("tls_certificate", handler.tls_certificate.is_some()),
-            ("tls_key", handler.tls_key.is_some()),
             ("http2", handler.http2.is_some()),
             ("allow_remote", handler.allow_remote.is_some()),
             ("cloudevents", handler.cloudevents.is_some()),
@@ -339,16 +336,13 @@ impl Loaded {
         ];
         for (setting, _) in only_http
             .into_iter()
+            .chain(handler.tls.given())
             .filter(|(_, given)| *given && handler.http.is_none())
         {
             let at = self.place(name, &["handler", setting]);
             self.error(&at, "it belongs to `http`");
         }
-        let lone = Finding::of_pair([
-            ("tls_certificate", handler.tls_certificate.is_some()),
-            ("tls_key", handler.tls_key.is_some()),
-        ]);
-        if let Some(Finding { setting, what }) = lone {
+        if let Some(Finding { setting, what }) = handler.tls.check() {
             let at = self.place(name, &["handler", setting]);
             self.error(&at, what);
         }

@@ -10,6 +10,7 @@ mod store;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use oncegate::core::settings::TlsFiles;
 use oncegate::outbox::RelaySettings;
 use oncegate::{BatchLimits, ConsumerSettings, GateSettings};
 use schemars::JsonSchema;
@@ -123,14 +124,9 @@ pub(crate) struct Handler {
     /// Allow `http` to another machine, which is not encrypted.
     #[schemars(extend("default" = false))]
     pub(crate) allow_remote: Option<bool>,
-    /// The authority that has signed the worker's certificate, a file in PEM, for `https` URLs.
-    /// Without it, those of the machine.
-    pub(crate) tls_root: Option<PathBuf>,
-    /// The certificate that the worker requires of its clients, a file in PEM, for `https` URLs. It
-    /// belongs to `tls_key`; both are read again when they change.
-    pub(crate) tls_certificate: Option<PathBuf>,
-    /// The key of `tls_certificate`, a file in PEM.
-    pub(crate) tls_key: Option<PathBuf>,
+    #[serde(default, rename = "*tls")]
+    #[schemars(flatten)]
+    pub(crate) tls: TlsFiles,
     /// Sent as `Authorization: Bearer …` to `http`.
     pub(crate) token: Option<Secret>,
     /// The content type of messages without one.

@@ -49,9 +49,7 @@ pub(crate) fn kind(handler: &shape::Handler) -> WorkerKind {
         url: handler.http.clone().unwrap_or_default(),
         ready_url: handler.ready_url.clone(),
         allow_remote: handler.allow_remote.unwrap_or(false),
-        tls_root: handler.tls_root.clone(),
-        tls_certificate: handler.tls_certificate.clone(),
-        tls_key: handler.tls_key.clone(),
+        tls: handler.tls.clone(),
         token: handler
             .token
             .clone()

@@ -1,13 +1,12 @@
 //! A queue of RabbitMQ.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate::admin::dead_letter_reader::DeadLetterReader;
-use oncegate::amqp::{AmqpDeadLetterReader, AmqpSettings, AmqpSource, QueuePlan};
-use oncegate::core::settings::Finding;
+use oncegate::amqp::{AmqpDeadLetterReader, AmqpLogin, AmqpSettings, AmqpSource, QueuePlan};
+use oncegate::core::settings::TlsFiles;
 use oncegate::dead_letters;
 use oncegate::source::{Source, SourceError, Terms};
 use schemars::JsonSchema;
@@ -130,39 +129,26 @@ pub(crate) struct Amqp {
     pub(crate) password: Option<Secret>,
     /// The queue's name.
     pub(crate) queue: Option<String>,
-    /// The authority that has signed the broker's certificate, a file in PEM, besides those of the
-    /// machine.
-    pub(crate) tls_root: Option<PathBuf>,
-    /// The certificate that the consumer shows, a file in PEM.
-    pub(crate) tls_certificate: Option<PathBuf>,
-    /// The key of this certificate, a file in PEM.
-    pub(crate) tls_key: Option<PathBuf>,
+    #[serde(default, rename = "*tls")]
+    #[schemars(flatten)]
+    pub(crate) tls: TlsFiles,
     #[serde(default, rename = "*settings")]
     #[schemars(flatten)]
     pub(crate) settings: AmqpSettings,
 }
 
-/// The part of the connection that the URI does not say, read from the files of the settings.
-struct Login {
-    password: Option<String>,
-    root: Option<String>,
-    client: Option<(String, String)>,
-}
-
-fn read(path: &Path) -> Result<String, String> {
-    std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
-}
-
 impl Amqp {
-    fn login(&self) -> Result<Login, String> {
-        Ok(Login {
-            password: self.password.as_ref().map(Secret::resolve).transpose()?,
-            root: self.tls_root.as_deref().map(read).transpose()?,
-            client: match (&self.tls_certificate, &self.tls_key) {
-                (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
-                _ => None,
-            },
-        })
+    /// Returns the login of the settings.
+    ///
+    /// # Errors
+    /// When the password or a file cannot be read now.
+    fn login(&self) -> Result<AmqpLogin, String> {
+        let mut login = AmqpLogin::default().tls(self.tls.clone());
+        if let Some(password) = self.password.clone() {
+            login = login.password_by(move || password.resolve());
+        }
+        login.check().map_err(|error| error.to_string())?;
+        Ok(login)
     }
 
     /// Returns the source with its login.
@@ -173,20 +159,11 @@ impl Amqp {
         Ok(self.source(self.login()?))
     }
 
-    fn source(&self, login: Login) -> AmqpSource {
+    fn source(&self, login: AmqpLogin) -> AmqpSource {
         let url = self.url.clone().unwrap_or_default();
-        let mut source = AmqpSource::new(url, self.queue.clone().unwrap_or_default())
-            .settings(self.settings.clone());
-        if let Some(password) = login.password {
-            source = source.password(password);
-        }
-        if let Some(root) = login.root {
-            source = source.tls_root(root);
-        }
-        if let Some((certificate, key)) = login.client {
-            source = source.tls_client(certificate, key);
-        }
-        source
+        AmqpSource::new(url, self.queue.clone().unwrap_or_default())
+            .settings(self.settings.clone())
+            .login(login)
     }
 }
 
@@ -222,11 +199,7 @@ impl SourceSettings for Amqp {
             None if in_url => findings.push(SourceFinding::SecretInUrl("url")),
             None => {}
         }
-        let lone = Finding::of_pair([
-            ("tls_certificate", self.tls_certificate.is_some()),
-            ("tls_key", self.tls_key.is_some()),
-        ]);
-        let wrong = self.settings.check().into_iter().chain(lone);
+        let wrong = self.settings.check().into_iter().chain(self.tls.check());
         findings.extend(wrong.map(SourceFinding::Wrong));
         findings
     }
@@ -295,11 +268,7 @@ impl SourceSettings for Amqp {
     }
 
     fn open_without_secrets(&self, _: &str) -> Result<Box<dyn ConfiguredSource>, String> {
-        Ok(Box::new(self.source(Login {
-            password: None,
-            root: None,
-            client: None,
-        })))
+        Ok(Box::new(self.source(AmqpLogin::default())))
     }
 }
 
@@ -417,7 +386,7 @@ impl Topology for Queues {
 struct AmqpLetters {
     url: String,
     queue: String,
-    login: Login,
+    login: AmqpLogin,
 }
 
 impl std::fmt::Debug for AmqpLetters {
@@ -444,16 +413,8 @@ impl LetterPlace for AmqpLetters {
     }
 
     async fn open(&self, _: Option<String>) -> Result<Box<dyn DeadLetterReader>, Problem> {
-        let mut letters = AmqpDeadLetterReader::new(self.url.as_str(), self.queue.as_str());
-        if let Some(password) = &self.login.password {
-            letters = letters.password(password);
-        }
-        if let Some(root) = &self.login.root {
-            letters = letters.tls_root(root);
-        }
-        if let Some((certificate, key)) = &self.login.client {
-            letters = letters.tls_client(certificate.as_bytes(), key.as_bytes());
-        }
+        let letters = AmqpDeadLetterReader::new(self.url.as_str(), self.queue.as_str());
+        let mut letters = letters.login(self.login.clone());
         letters.open().await.map_err(|error| not_opened(&error))?;
         Ok(Box::new(letters))
     }

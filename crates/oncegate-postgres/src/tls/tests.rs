@@ -26,7 +26,7 @@ fn the_parameters_about_tls_are_taken_out_of_the_url() {
         ("postgres://db/shop", &system)
     );
     assert_eq!(
-        parameters.or_root(Some("/etc/ca.pem".into())),
+        parameters.or_files(TlsFiles::trusting("/etc/ca.pem")),
         system,
         "the URL decides"
     );
@@ -45,7 +45,7 @@ fn an_error_names_the_parameter() {
 fn mode_at(url: &str, root: Option<&Path>) -> Result<Mode, StoreError> {
     let (rest, parameters) = Parameters::split(url)?;
     let mut config: Config = rest.parse().expect("it is right");
-    let parameters = parameters.or_root(root.map(Path::to_owned));
+    let parameters = parameters.or_files(root.map_or(TlsFiles::NONE, TlsFiles::trusting));
     let mode = parameters.mode_to(&config);
     Tls::new(parameters, &mut config)?;
     Ok(mode)

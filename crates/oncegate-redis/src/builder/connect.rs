@@ -180,7 +180,7 @@ impl RedisBuilder {
         Login {
             password: self.settings.password_file.clone(),
             #[cfg(feature = "tls")]
-            certificates: Certificates::of(&self.settings, self.tls_root.clone()),
+            certificates: Certificates::of(&self.settings.tls, self.tls_root.clone()),
         }
     }
 

@@ -15,7 +15,6 @@ mod wire;
 
 use std::error::Error;
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -24,12 +23,12 @@ use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::{Request, Response, Uri};
+use oncegate_core::settings::TlsFiles;
 use oncegate_runtime::Message;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use self::connect::CONNECT_TIMEOUT;
-use self::tls::TlsFiles;
 use self::tracked::RequestError;
 use self::wire::{Endpoint, Way};
 use crate::error::WorkerError;
@@ -52,14 +51,8 @@ pub struct HttpSettings {
     pub ready_url: Option<String>,
     /// Allows `http` to another machine, which is not encrypted.
     pub allow_remote: bool,
-    /// The authority that has signed the worker's certificate, a file in PEM. Without it, those of
-    /// the machine.
-    pub tls_root: Option<PathBuf>,
-    /// The certificate that the worker requires of its clients, a file in PEM. It belongs to
-    /// `tls_key`; both are read again when they change.
-    pub tls_certificate: Option<PathBuf>,
-    /// The key of `tls_certificate`, a file in PEM.
-    pub tls_key: Option<PathBuf>,
+    /// The files of TLS, for `https` URLs.
+    pub tls: TlsFiles,
     /// Sent as `Authorization: Bearer …`.
     pub token: Option<Arc<dyn TokenSource>>,
     /// The content type of messages without one; `application/octet-stream` if this is `None`.
@@ -233,12 +226,7 @@ fn ways(settings: &HttpSettings) -> Result<(Way, Option<Way>), String> {
 
 fn way(url: &str, settings: &HttpSettings) -> Result<Way, String> {
     let endpoint = Endpoint::parse(url, settings.allow_remote)?;
-    let certificate = settings.tls_certificate.clone();
-    let files = TlsFiles {
-        root: settings.tls_root.clone(),
-        client: certificate.zip(settings.tls_key.clone()),
-    };
-    Way::to(endpoint, settings.http2, &files)
+    Way::to(endpoint, settings.http2, &settings.tls)
 }
 
 /// Checks the URL of a worker: `http://host:port/path`, `https://host:port/path` or `unix:/path`.

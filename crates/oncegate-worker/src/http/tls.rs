@@ -1,49 +1,19 @@
 //! TLS to a worker: whom this client trusts, and who it is.
 
 use std::io;
-use std::path::PathBuf;
 use std::task::{Context, Poll};
 
 use hyper::Uri;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
+use oncegate_core::settings::TlsFiles;
 use oncegate_tls::{Authorities, Part, Pem, Rotated, TlsClient, Unusable};
 use tokio::net::TcpStream;
 use tower_service::Service;
 use tracing::warn;
 
 use super::connect::{CONNECT_TIMEOUT, Connecting, tcp};
-
-/// The files that decide about TLS, all in PEM.
-#[derive(Clone, Debug, Default)]
-pub(super) struct TlsFiles {
-    /// The authorities that are trusted instead of those of the machine.
-    pub(super) root: Option<PathBuf>,
-    /// The client's certificate and its key.
-    pub(super) client: Option<(PathBuf, PathBuf)>,
-}
-
-impl TlsFiles {
-    /// Trusts the authorities of this file, for tests.
-    #[cfg(test)]
-    pub(super) fn trusting(root: &std::path::Path) -> Self {
-        Self {
-            root: Some(root.to_owned()),
-            client: None,
-        }
-    }
-
-    fn client(self) -> TlsClient {
-        let authorities = self.root.map(Pem::File).map(Authorities::Pem);
-        let identity = self.client;
-        TlsClient {
-            authorities: authorities.unwrap_or_default(),
-            identity: identity.map(|(certificate, key)| (Pem::File(certificate), Pem::File(key))),
-            ..TlsClient::default()
-        }
-    }
-}
 
 /// Connects with TLS, in bounded time, to a worker whose certificate names the host and is signed
 /// by a trusted authority. The files are read again when they change.
@@ -56,8 +26,15 @@ pub(super) struct Tls {
 impl Tls {
     /// # Errors
     /// As text: a file holds no certificates or key, or this machine has no authorities.
-    pub(super) fn new(http2: bool, files: TlsFiles) -> Result<Self, String> {
-        let client = Rotated::new(files.client()).map_err(unusable)?;
+    pub(super) fn new(http2: bool, files: &TlsFiles) -> Result<Self, String> {
+        let authorities = files.root.clone().map(Pem::File).map(Authorities::Pem);
+        let identity = files.client();
+        let client = TlsClient {
+            authorities: authorities.unwrap_or_default(),
+            identity: identity.map(|(certificate, key)| (Pem::File(certificate), Pem::File(key))),
+            ..TlsClient::default()
+        };
+        let client = Rotated::new(client).map_err(unusable)?;
         Ok(Self { http2, client })
     }
 

@@ -13,12 +13,13 @@ use hyper::{Request, Response, Uri};
 use hyper_util::client::legacy::connect::{Connect, HttpConnector};
 use hyper_util::client::legacy::{Client, ResponseFuture};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use oncegate_core::settings::TlsFiles;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
 use super::connect::{CONNECT_TIMEOUT, Socket, tcp};
-use super::tls::{self, Tls, TlsFiles};
+use super::tls::{self, Tls};
 use super::tracked::{self, RequestError, Tracking};
 use super::trial::{Part, Trial};
 
@@ -154,7 +155,7 @@ impl Way {
         let (uri, wire) = match endpoint {
             Endpoint::Tcp(uri) => (uri, Wire::Tcp(Clients::of(tcp(), http2))),
             Endpoint::Tls(uri) => {
-                let tls = Tls::new(http2, files.clone())?;
+                let tls = Tls::new(http2, files)?;
                 (uri, Wire::Tls(Clients::of(tls.clone(), http2), tls))
             }
             Endpoint::Unix(path) => {

@@ -1,6 +1,6 @@
 //! The store of a configuration: where it is, and the settings of every kind of store in one table.
 
-use oncegate::core::settings::Finding;
+use oncegate::core::settings::{Finding, TlsFiles};
 use oncegate::postgres::PostgresSettings;
 use oncegate::redis::RedisSettings;
 use oncegate::sqlite::SqliteSettings;
@@ -23,6 +23,9 @@ pub(crate) struct Store {
     /// The password for the sentinels, if they want one; that of the URL is the primary's. From a
     /// file, it is read for each new connection.
     pub(crate) sentinel_password: Option<Secret>,
+    #[serde(default, rename = "*tls")]
+    #[schemars(flatten)]
+    pub(crate) tls: TlsFiles,
     #[serde(default, rename = "*redis")]
     #[schemars(flatten)]
     pub(crate) redis: RedisSettings,
@@ -35,15 +38,13 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Returns what the library finds wrong, once where several stores find the same.
+    /// Returns what the library finds wrong.
     pub(crate) fn check(&self) -> Vec<Finding> {
-        let mut findings = self.redis.check();
-        for finding in self.postgres.check() {
-            if !findings.contains(&finding) {
-                findings.push(finding);
-            }
-        }
-        findings
+        let tls = self.tls.check();
+        tls.into_iter()
+            .chain(self.redis.check())
+            .chain(self.postgres.check())
+            .collect()
     }
 }
 
@@ -51,12 +52,22 @@ impl Store {
 pub(crate) fn owners_elsewhere(url: &str, setting: &str) -> Option<String> {
     let kind = crate::store::kind(url)?;
     let at = format!("/properties/{setting}");
+    let is_of_tls = TlsFiles::NONE
+        .given()
+        .iter()
+        .any(|(name, _)| *name == setting);
     let owners: Vec<&str> = stores()
         .iter()
-        .filter_map(|(store, schema)| schema.pointer(&at).map(|_| *store))
+        .filter(|(store, schema)| {
+            schema.pointer(&at).is_some() || (is_of_tls && WITH_TLS.contains(store))
+        })
+        .map(|(store, _)| *store)
         .collect();
     (!owners.is_empty() && !owners.contains(&kind)).then(|| owners.join(" and "))
 }
+
+/// The stores that are reached by a network.
+const WITH_TLS: [&str; 2] = ["Redis", "PostgreSQL"];
 
 fn stores() -> [(&'static str, Schema); 3] {
     [
@@ -134,15 +145,14 @@ mod tests {
     fn a_setting_is_that_of_every_store_that_has_it() {
         let store =
             store("response_timeout = \"3s\"\njournal = true\ntls_root = \"ca.pem\"").unwrap();
+        assert_eq!(store.tls, TlsFiles::trusting("ca.pem"));
         let redis = RedisSettings {
             response_timeout: Duration::from_secs(3),
-            tls_root: Some("ca.pem".into()),
             ..RedisSettings::DEFAULT
         };
         assert_eq!(store.redis, redis);
         let postgres = PostgresSettings {
             response_timeout: Duration::from_secs(3),
-            tls_root: Some("ca.pem".into()),
             journal: true,
             ..PostgresSettings::DEFAULT
         };
@@ -214,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_several_stores_refuse_is_said_once() {
+    fn a_key_without_its_certificate_is_said_once() {
         let findings = store("tls_key = \"client.key\"").unwrap().check();
         assert_eq!(findings.len(), 1, "{findings:?}");
         assert_eq!(findings[0].setting, "tls_key");

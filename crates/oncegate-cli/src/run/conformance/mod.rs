@@ -226,10 +226,11 @@ impl WorkerTestArgs {
         handler.ready_url = self.ready_url.clone().or(handler.ready_url);
         handler.content_type = self.content_type.clone().or(handler.content_type);
         handler.token = self.token_file.clone().map(Secret::File).or(handler.token);
-        handler.tls_root = self.handler_tls_root.clone().or(handler.tls_root);
+        let files = &mut handler.tls;
+        files.root = self.handler_tls_root.clone().or(files.root.take());
         if self.handler_tls_certificate.is_some() {
-            handler.tls_certificate = self.handler_tls_certificate.clone();
-            handler.tls_key = self.handler_tls_key.clone();
+            files.certificate = self.handler_tls_certificate.clone();
+            files.key = self.handler_tls_key.clone();
         }
         handler.allow_remote = Some(self.allow_remote || handler.allow_remote == Some(true));
         handler
