@@ -46,10 +46,8 @@ impl Driver {
                 return Ok(());
             }
         };
-        if opened.send(Ok(())).is_err() {
-            // The source was dropped while it was opened: nothing would take its messages.
-            return session.leave().await;
-        }
+        // A source that was dropped has asked the thread to leave.
+        _ = opened.send(Ok(()));
         let mut failures = 0;
         let mut watch = Watch::new();
         loop {

@@ -228,6 +228,7 @@ impl Source for AmqpSource {
         };
         let (opened, opening) = oneshot::channel();
         let left = spawn(Arc::clone(&hub), driver, opened)?;
+        let open = Opening(Some(Arc::clone(&hub)));
         let opened = opening.await;
         opened.map_err(|_| {
             SourceError::new("the thread of the queue ended before it was connected")
@@ -237,6 +238,7 @@ impl Source for AmqpSource {
             prefetch = self.settings.source.prefetch,
             "the queue is open"
         );
+        open.done();
         *self.open.lock() = Some(OpenSource {
             hub,
             left: Some(left),
@@ -338,6 +340,24 @@ impl Drop for EndOnDrop {
     fn drop(&mut self) {
         self.0
             .end(End::Failed("the queue's thread has ended".to_owned()));
+    }
+}
+
+/// A queue that a source is opening. If that is dropped, the queue's thread leaves: nobody else
+/// would ask it to, and the broker would deliver messages to it.
+struct Opening(Option<Arc<Hub>>);
+
+impl Opening {
+    fn done(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        if let Some(hub) = self.0.take() {
+            hub.leave(Instant::now() + DROPPED_GRACE);
+        }
     }
 }
 

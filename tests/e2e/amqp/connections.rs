@@ -1,10 +1,13 @@
 //! Connections that are lost, and channels that the broker closes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate_testkit::{QueueKind, RabbitMq, RabbitMqServer};
+use oncegate::observe::Counters;
+use oncegate::source::Source as _;
+use oncegate_testkit::{QueueKind, RabbitMq, RabbitMqServer, until};
 
-use crate::stage::{Clerk, Stage, fails};
+use crate::stage::{Clerk, LIMIT, Stage, fails};
 
 /// The name that a source's connection has at the broker.
 fn consuming(stage: &Stage) -> String {
@@ -153,4 +156,23 @@ async fn a_stop_returns_what_has_not_started_and_does_not_end() {
     let watched = running.stop().await;
     clerk.book.charged_once(MESSAGES);
     assert_eq!(watched.total("extra_runs"), 0, "a stop is no crash");
+}
+
+/// The queue is open, and nobody has seen it yet.
+// invariant: member-that-has-gone
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_dropped_while_it_opens_leaves_its_queue() {
+    let server = RabbitMq::shared().await;
+    let stage = Stage::on(&server, QueueKind::Quorum).await;
+    let source = stage.source();
+    let mut opening = source.open(Arc::new(Counters::default()));
+    let ended = futures_util::poll!(&mut opening);
+    assert!(ended.is_pending(), "the thread has just begun: {ended:?}");
+    let consumers = async |count: usize| match server.consumers(&stage.queue).await {
+        found if found == count => Ok(()),
+        found => Err(format!("{found} consumers")),
+    };
+    until("it consumes", LIMIT, async || consumers(1).await).await;
+    drop(opening);
+    until("it has left", LIMIT, async || consumers(0).await).await;
 }

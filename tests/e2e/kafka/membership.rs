@@ -236,3 +236,23 @@ async fn an_id_that_no_member_can_have_is_refused() {
         .expect_err("refused");
     assert!(error.to_string().contains("static_member"), "{error}");
 }
+
+/// The join has ended, and nobody has seen it yet.
+// invariant: member-that-has-gone
+#[tokio::test]
+async fn a_source_dropped_while_it_opens_leaves_its_group() {
+    let kafka = Kafka::shared().await;
+    let topic = kafka.new_topic("dropped", 1).await;
+    let group = unique("group");
+    let source = member(&kafka, &group, &topic, &[]);
+    let mut opening = source.open(Arc::new(Counters::default()));
+    let ended = futures_util::poll!(&mut opening);
+    assert!(ended.is_pending(), "the thread has just begun: {ended:?}");
+    let members = async |count: usize| match kafka.members(&group).await {
+        found if found == count => Ok(()),
+        found => Err(format!("{found} members")),
+    };
+    until("it has joined", LIMIT, async || members(1).await).await;
+    drop(opening);
+    until("it has left", LIMIT, async || members(0).await).await;
+}

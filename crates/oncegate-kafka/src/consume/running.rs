@@ -11,6 +11,7 @@ use super::source::{KafkaSource, RunningMember};
 use super::status;
 use crate::ask::annotations;
 use crate::group::buffer::End;
+use crate::group::member::Member;
 use crate::group::membership;
 use oncegate_runtime::health::SourceStatus;
 use oncegate_runtime::observe::Observer;
@@ -64,9 +65,11 @@ impl Source for KafkaSource {
         spawned.map_err(|error| {
             SourceError::caused("cannot start the thread of the Kafka consumer", error)
         })?;
+        let joining = Joining(Some(&member));
         let opening = opening.await;
         opening
             .unwrap_or_else(|_| Err(SourceError::new("the Kafka consumer ended while opening")))?;
+        joining.done();
         *self.member.lock() = Some(member);
         *self.running.lock() = Some(RunningMember {
             left: leaving,
@@ -122,6 +125,24 @@ impl Source for KafkaSource {
                 "the last offsets may not be committed, and their messages will be delivered again: {why}"
             ))
         })
+    }
+}
+
+/// A member whose source is opening. If that is dropped, it leaves: nobody else would ask it to, and
+/// the group would give it partitions for as long as the process lives.
+struct Joining<'a>(Option<&'a Arc<Member>>);
+
+impl Joining<'_> {
+    fn done(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Joining<'_> {
+    fn drop(&mut self) {
+        if let Some(member) = self.0 {
+            member.leave(Instant::now());
+        }
     }
 }
 

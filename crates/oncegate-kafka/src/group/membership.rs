@@ -34,9 +34,8 @@ pub(crate) fn run(
         Ok(first) => first,
         Err(error) => return drop(opened.send(Err(error))),
     };
-    if opened.send(Ok(())).is_err() {
-        member.leave(Instant::now());
-    }
+    // A source that was dropped has asked the member to leave.
+    drop(opened.send(Ok(())));
     let mut line = Succession::default();
     let mut client = first;
     loop {
