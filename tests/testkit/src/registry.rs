@@ -139,9 +139,26 @@ impl SchemaRegistry {
         let mut process =
             Process::spawn_logged("the registry", command, &self.dir.path().join("server.log"));
         let address = self.address();
-        process.ready(START_LIMIT, HINT, || answers(&address)).await;
+        let encrypted = self.tls.as_ref().map(|(port, _)| port.address());
+        process
+            .ready(START_LIMIT, HINT, async || {
+                answers(&address).await?;
+                // It listens there after it answers on the other port.
+                match &encrypted {
+                    Some(encrypted) => connects(encrypted).await,
+                    None => Ok(()),
+                }
+            })
+            .await;
         self.process = Some(process);
     }
+}
+
+async fn connects(address: &str) -> Result<(), String> {
+    let connected = TcpStream::connect(address).await;
+    connected
+        .map(drop)
+        .map_err(|error| format!("{address}: {error}"))
 }
 
 /// Asks for the types of schemas.
