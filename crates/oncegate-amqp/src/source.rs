@@ -343,8 +343,8 @@ impl Drop for EndOnDrop {
     }
 }
 
-/// A queue that a source is opening. If that is dropped, the queue's thread leaves: nobody else
-/// would ask it to, and the broker would deliver messages to it.
+/// A queue that a source is opening. If that is dropped, the queue's thread leaves: otherwise it
+/// would stay for as long as the process, with messages that are never taken.
 struct Opening(Option<Arc<Hub>>);
 
 impl Opening {

@@ -158,7 +158,7 @@ async fn a_stop_returns_what_has_not_started_and_does_not_end() {
     assert_eq!(watched.total("extra_runs"), 0, "a stop is no crash");
 }
 
-/// The queue is open, and nobody has seen it yet.
+/// The queue is consumed, and `open` has not been polled since.
 // invariant: member-that-has-gone
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_dropped_while_it_opens_leaves_its_queue() {

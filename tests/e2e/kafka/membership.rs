@@ -237,7 +237,7 @@ async fn an_id_that_no_member_can_have_is_refused() {
     assert!(error.to_string().contains("static_member"), "{error}");
 }
 
-/// The join has ended, and nobody has seen it yet.
+/// The member has joined, and `open` has not been polled since.
 // invariant: member-that-has-gone
 #[tokio::test]
 async fn a_source_dropped_while_it_opens_leaves_its_group() {

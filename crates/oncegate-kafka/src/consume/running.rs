@@ -128,8 +128,8 @@ impl Source for KafkaSource {
     }
 }
 
-/// A member whose source is opening. If that is dropped, it leaves: nobody else would ask it to, and
-/// the group would give it partitions for as long as the process lives.
+/// A member whose source is opening. If that is dropped, it leaves: otherwise it would stay for as
+/// long as the process, with partitions whose messages are never taken.
 struct Joining<'a>(Option<&'a Arc<Member>>);
 
 impl Joining<'_> {
