@@ -13,11 +13,15 @@ use super::Finding;
 ///
 /// Stores, brokers and workers share these settings. All files are in PEM, and are read again when
 /// they change, so that certificates can be rotated while a consumer runs.
+///
+/// Settings of a store that are read from a file do not have them: they stand beside those
+/// settings, as `tls_root`, `tls_certificate` and `tls_key` in a structure that flattens this one
+/// (`#[serde(flatten)]`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "config",
     derive(Deserialize, Serialize, JsonSchema),
-    serde(default, deny_unknown_fields)
+    serde(default)
 )]
 pub struct TlsFiles {
     /// The authority that has signed the server's certificate, a file in PEM, for connections with
@@ -98,5 +102,20 @@ mod tests {
         let files = ("client.pem".into(), "client.key".into());
         assert_eq!(both.client(), Some(files));
         assert_eq!(TlsFiles::NONE.check(), None);
+    }
+
+    #[cfg(feature = "config")]
+    #[test]
+    fn a_structure_that_flattens_them_has_their_names() {
+        #[derive(Debug, Deserialize)]
+        struct Store {
+            url: String,
+            #[serde(flatten)]
+            files: TlsFiles,
+        }
+        let read = r#"{"url": "rediss://cache", "tls_root": "ca.pem"}"#;
+        let store: Store = serde_json::from_str(read).unwrap();
+        assert_eq!(store.url, "rediss://cache");
+        assert_eq!(store.files, TlsFiles::trusting("ca.pem"));
     }
 }
