@@ -23,7 +23,11 @@ type ReadPassword = dyn Fn() -> Result<String, String> + Send + Sync;
 /// use oncegate_core::settings::TlsFiles;
 ///
 /// let login = AmqpLogin::default()
-///     .password_by(|| std::fs::read_to_string("/run/secrets/rabbitmq").map_err(|e| e.to_string()))
+///     .password_by(|| {
+///         let text = std::fs::read_to_string("/run/secrets/rabbitmq");
+///         text.map(|text| text.trim_end().to_owned())
+///             .map_err(|error| error.to_string())
+///     })
 ///     .tls(TlsFiles::trusting("/run/secrets/ca.pem"));
 /// ```
 #[derive(Clone, Default)]
@@ -62,7 +66,7 @@ impl AmqpLogin {
     /// Reads password and files once, as the next connection does. It connects to nothing.
     ///
     /// # Errors
-    /// When one of them cannot be read; the text has the setting and the file.
+    /// One of them cannot be read; the text has the setting and the file.
     pub fn check(&self) -> Result<(), SourceError> {
         self.read_password()?;
         self.read_files()?;
@@ -72,7 +76,7 @@ impl AmqpLogin {
     /// Returns the password, if it is not that of the URI.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// The password cannot be read.
     pub(crate) fn read_password(&self) -> Result<Option<String>, AmqpError> {
         let read = self.password.as_ref().map(|read| read()).transpose();
         read.map_err(|why| AmqpError::new(format!("the password cannot be read: {why}")))
@@ -81,7 +85,7 @@ impl AmqpLogin {
     /// Returns what the files have now.
     ///
     /// # Errors
-    /// When a file cannot be read; the text has the setting and the file.
+    /// A file cannot be read; the text has the setting and the file.
     pub(crate) fn read_files(&self) -> Result<OwnedTLSConfig, AmqpError> {
         let root = self.files.root.as_deref();
         let root =

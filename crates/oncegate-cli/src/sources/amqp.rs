@@ -141,7 +141,7 @@ impl Amqp {
     /// Returns the login of the settings.
     ///
     /// # Errors
-    /// When the password or a file cannot be read now.
+    /// The password or a file cannot be read now.
     fn login(&self) -> Result<AmqpLogin, String> {
         let mut login = AmqpLogin::default().tls(self.tls.clone());
         if let Some(password) = self.password.clone() {

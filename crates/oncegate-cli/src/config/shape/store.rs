@@ -52,27 +52,27 @@ impl Store {
 pub(crate) fn owners_elsewhere(url: &str, setting: &str) -> Option<String> {
     let kind = crate::store::kind(url)?;
     let at = format!("/properties/{setting}");
-    let is_of_tls = TlsFiles::NONE
-        .given()
-        .iter()
-        .any(|(name, _)| *name == setting);
     let owners: Vec<&str> = stores()
         .iter()
-        .filter(|(store, schema)| {
-            schema.pointer(&at).is_some() || (is_of_tls && WITH_TLS.contains(store))
-        })
-        .map(|(store, _)| *store)
+        .filter_map(|(store, schema)| schema.pointer(&at).map(|_| *store))
         .collect();
     (!owners.is_empty() && !owners.contains(&kind)).then(|| owners.join(" and "))
 }
 
-/// The stores that are reached by a network.
-const WITH_TLS: [&str; 2] = ["Redis", "PostgreSQL"];
+/// The settings of a store that is reached by a network.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "its schema is what counts")]
+struct WithTls<T> {
+    #[schemars(flatten)]
+    tls: TlsFiles,
+    #[schemars(flatten)]
+    settings: T,
+}
 
 fn stores() -> [(&'static str, Schema); 3] {
     [
-        ("Redis", schema_for!(RedisSettings)),
-        ("PostgreSQL", schema_for!(PostgresSettings)),
+        ("Redis", schema_for!(WithTls<RedisSettings>)),
+        ("PostgreSQL", schema_for!(WithTls<PostgresSettings>)),
         ("SQLite", schema_for!(SqliteSettings)),
     ]
 }
