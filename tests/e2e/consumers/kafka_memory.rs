@@ -1,4 +1,4 @@
-//! How much memory a consumer takes before a flood.
+//! How much memory a consumer takes before a backlog.
 //!
 //! `ONCEGATE_FLOOD_MESSAGES` sets how many messages wait (default 100,000), as far as they are not
 //! larger than 512 MiB together. The table it prints is the one in `docs/KAFKA.md`.
@@ -34,7 +34,7 @@ async fn memory_is_bounded_by_the_settings_whatever_waits() {
         "payload", "messages", "bounds", "peak MiB", "allowed MiB"
     );
     for size in SIZES {
-        let topic = kafka.new_topic("flood", 3).await;
+        let topic = kafka.new_topic("backlog", 3).await;
         let count = messages.min(TOPIC_BYTES_MAX / size);
         let payload = vec![b'x'; size];
         kafka
@@ -58,16 +58,16 @@ async fn memory_is_bounded_by_the_settings_whatever_waits() {
 
 /// The peak of a program that handles so many messages of the topic, in KiB.
 async fn peak(kafka: &Kafka, topic: &str, messages: usize, bounds: &str) -> u64 {
-    let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_flood"), "KILL");
+    let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_backlog"), "KILL");
     command.args([
         kafka.bootstrap(),
         topic,
-        &unique("flood"),
+        &unique("backlog"),
         &messages.to_string(),
         bounds,
     ]);
     command.stdout(Stdio::piped());
-    let mut process = Process::spawn("flood", command);
+    let mut process = Process::spawn("backlog", command);
     let status = process.end_within(LIMIT).await;
     assert!(status.success(), "{bounds}: {status}");
     let out = process.child().stdout.take().expect("a pipe");

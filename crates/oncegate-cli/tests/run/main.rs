@@ -7,8 +7,8 @@
 )]
 
 mod batches;
+mod dead_letter_limit;
 mod examples;
-mod flood;
 mod hung;
 mod journal;
 mod kills;

@@ -57,7 +57,7 @@ async fn a_message_without_a_key_stops_a_consumer_that_refuses_such() {
 
 // invariant: topic-drained
 #[tokio::test(start_paused = true)]
-async fn a_flood_stops_the_consumer_instead_of_draining_the_topic() {
+async fn too_many_dead_letters_stop_the_consumer_within_the_topic() {
     let typo = (0..100).map(|id| ("", format!(r#"{{"identity":{id}}}"#)));
     let bench = Bench::of(typo);
     let limit = DeadLetterLimit {

@@ -19,7 +19,7 @@ async fn main() -> Result<(), BoxError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let [brokers, topic, group, messages, bounds] = *arguments.as_slice() else {
-        return Err("flood BROKERS TOPIC GROUP MESSAGES default|small".into());
+        return Err("backlog BROKERS TOPIC GROUP MESSAGES default|small".into());
     };
     let messages: usize = messages.parse()?;
     let before: u64 = kib("VmRSS")?;
@@ -38,7 +38,7 @@ async fn main() -> Result<(), BoxError> {
         }
     };
     let source = KafkaSource::new(brokers, group, [topic]);
-    let gate = Gate::new("flood", Key::message_key(), MemoryStore::new());
+    let gate = Gate::new("backlog", Key::message_key(), MemoryStore::new());
     if bounds == "small" {
         let source = source
             .buffered_messages(1_000)
