@@ -147,7 +147,9 @@ impl Consumed {
         let path = self.dir.path().join("effects.csv");
         let mut text = "id,\"note\",key\n".to_owned();
         for (order, key) in &*self.bank.0.lock().unwrap() {
-            text.push_str(&format!("{order},\"a \"\"note\"\", of\n4111\",{key}\n"));
+            text.push_str(&format!(
+                "{order},\"a \"\"note\"\", of\nvisa-of-alice\",{key}\n"
+            ));
         }
         more.iter()
             .for_each(|key| text.push_str(&format!("0,,{key}\n")));
@@ -247,7 +249,7 @@ async fn lost_and_doubled_effects_are_found_by_position_and_key() {
     consumed.produce([order(ORDERS + 3)]).await;
     let stranger = "8e03978e-40d5-83e8-bc93-6894a57f9324";
     let answer = consumed
-        .audit_effects(&[stranger, "4111"], &["--json"])
+        .audit_effects(&[stranger, "visa-of-alice"], &["--json"])
         .await;
     let document = answer.ended(1).json();
     assert_eq!(
@@ -309,7 +311,7 @@ async fn lost_and_doubled_effects_are_found_by_position_and_key() {
         .collect();
     assert_eq!(keys, DOUBLED.iter().map(|id| bank[id].as_str()).collect());
     assert!(
-        !answer.out.contains("4111") && !answer.err.contains("4111"),
+        !answer.out.contains("visa-of-alice") && !answer.err.contains("visa-of-alice"),
         "nothing of a payload is shown"
     );
 }

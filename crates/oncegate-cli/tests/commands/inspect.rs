@@ -16,7 +16,7 @@ fn order(id: u32) -> Message {
 }
 
 fn payload(id: u32) -> String {
-    format!(r#"{{"order_id":{id},"card":"4111"}}"#)
+    format!(r#"{{"order_id":{id},"card":"visa-of-alice"}}"#)
 }
 
 async fn granted(gate: &Gate, id: u32) -> Lease {
@@ -69,7 +69,7 @@ async fn each_state_is_told_in_words() {
         .fenced();
     let done = granted(&gate, 1).await;
     assert_eq!(
-        done.complete(&"receipt 4111".to_owned())
+        done.complete(&"receipt visa".to_owned())
             .await
             .expect("encodes"),
         Completion::Applied
@@ -96,7 +96,7 @@ async fn each_state_is_told_in_words() {
         assert!(completed.line(name).starts_with(value), "{completed:?}");
     }
     assert!(
-        !completed.out.contains("4111") && completed.err.is_empty(),
+        !completed.out.contains("receipt visa") && completed.err.is_empty(),
         "{completed:?}"
     );
 

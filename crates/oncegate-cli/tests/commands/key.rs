@@ -2,7 +2,7 @@
 
 use super::oncegate;
 
-const ORDER: &[u8] = br#"{"order_id":"A-7","amount":10,"card":"4111"}"#;
+const ORDER: &[u8] = br#"{"order_id":"A-7","amount":10,"card":"visa-of-alice"}"#;
 
 #[tokio::test]
 async fn a_key_is_explained_as_the_published_vectors_have_it() {
@@ -20,7 +20,7 @@ async fn a_key_is_explained_as_the_published_vectors_have_it() {
     );
     assert_eq!(answer.err, "");
     assert!(
-        !answer.out.contains("4111"),
+        !answer.out.contains("visa-of-alice"),
         "only what the key is made of is shown"
     );
 }
@@ -68,18 +68,18 @@ async fn a_payload_may_come_from_a_file_and_the_key_from_elsewhere() {
 async fn a_payload_without_a_key_is_bad_input_and_is_not_repeated() {
     for (payload, says) in [
         (
-            &b"{\"card\":\"4111\"}"[..],
+            &b"{\"card\":\"visa-of-alice\"}"[..],
             "key field `order_id` is missing",
         ),
-        (b"{\"card\":\"4111\",\"order_id\":null}", "is null"),
-        (b"{\"card\":\"4111\"", "not valid JSON"),
-        (b"\xff4111", "payload is not"),
+        (b"{\"card\":\"visa-of-alice\",\"order_id\":null}", "is null"),
+        (b"{\"card\":\"visa-of-alice\"", "not valid JSON"),
+        (b"\xffvisa-of-alice", "payload is not"),
         (b"", "payload is not"),
     ] {
         let answer = oncegate(&["key", "--key", "order_id"], payload).await;
         answer.ended(65).says(says);
         assert_eq!(answer.out, "");
-        assert!(!answer.err.contains("4111"));
+        assert!(!answer.err.contains("visa-of-alice"));
     }
     oncegate(&["key", "--key", "order_id", "/no/such/file"], b"")
         .await
