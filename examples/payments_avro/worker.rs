@@ -13,8 +13,9 @@ use oncegate_examples::payments::{Bank, Ledger, open_store};
 
 use crate::billing::{self, AvroBilling, Billing};
 
-/// Short, so that the payments of the killed worker are taken over soon.
-const LEASE: Duration = Duration::from_secs(3);
+/// The payments of the killed worker wait for so long. A worker that stands still for longer loses
+/// its payments, too: 30 s by default.
+const LEASE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub(crate) struct Worker {

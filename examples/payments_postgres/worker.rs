@@ -25,8 +25,9 @@ fn key() -> Key {
 const CONCURRENCY: u32 = 16;
 /// The time that the rest of the work in the transaction takes.
 const BOOKING_TAKES: Duration = Duration::from_millis(2);
-/// Short, so that the payments of the killed worker are taken over soon.
-const LEASE: Duration = Duration::from_secs(3);
+/// The payments of the killed worker wait for so long. A worker that stands still for longer loses
+/// its payments, too: 30 s by default.
+const LEASE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub(crate) struct Worker {

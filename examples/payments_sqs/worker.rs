@@ -14,8 +14,9 @@ use oncegate_testkit::Sqs;
 
 use crate::billing::{self, Billing};
 
-/// Short, so that the payments of the killed worker are taken over soon.
-const LEASE: Duration = Duration::from_secs(3);
+/// The payments of the killed worker wait for so long. A worker that stands still for longer loses
+/// its payments, too: 30 s by default.
+const LEASE: Duration = Duration::from_secs(10);
 const VISIBILITY: Duration = Duration::from_secs(4);
 /// Short, so that a worker that waits for messages stops soon.
 const WAIT: Duration = Duration::from_secs(2);
