@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::UNIX_EPOCH;
 
 use oncegate::BoxError;
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,8 @@ pub struct Entry {
     pub recovered: bool,
     /// The process that wrote the line.
     pub pid: u32,
+    /// The milliseconds from the Unix epoch to this line.
+    pub at: u64,
 }
 
 impl Entry {
@@ -36,6 +39,7 @@ impl Entry {
             asked: true,
             recovered,
             pid: std::process::id(),
+            at: now(),
         }
     }
 
@@ -47,6 +51,7 @@ impl Entry {
             asked: false,
             recovered: false,
             pid: std::process::id(),
+            at: now(),
         }
     }
 }
@@ -133,6 +138,12 @@ impl Ledger {
         *position += whole as u64;
         Ok(*progress)
     }
+}
+
+fn now() -> u64 {
+    UNIX_EPOCH
+        .elapsed()
+        .map_or(0, |since| since.as_millis() as u64)
 }
 
 /// Returns whether a line is whole: a killed process may have left it half written.

@@ -24,6 +24,9 @@ pub struct Proof {
     wrong_answers: u64,
     replay_charges_asked_for: u64,
     replay_answered: u64,
+    killed_worker: u32,
+    /// The requests for the payments that were asked for twice without the kill.
+    unexplained: Vec<Entry>,
 }
 
 impl Proof {
@@ -42,6 +45,8 @@ impl Proof {
             .iter()
             .for_each(|request| by_order.entry(&request.order).or_default().push(request));
         let twice = by_order.values().filter(|requests| requests.len() > 1);
+        let (explained, unexplained): (Vec<_>, Vec<_>) =
+            twice.partition(|requests| is_explained_by_the_kill(requests, killed));
         // Replayed requests are counted too: one of them may have a key that the bank did not know.
         let charges: BTreeSet<(&str, &str)> = (first.iter().chain(replay))
             .filter(|entry| entry.asked && bank.contains(&entry.charge))
@@ -68,21 +73,14 @@ impl Proof {
             answered_from_the_store: answers(first),
             recoveries: requests.iter().filter(|request| request.recovered).count() as u64,
             lost: lost.count() as u64,
-            asked_for_twice: twice.clone().count() as u64,
-            asked_for_twice_explained_by_the_kill: twice
-                .filter(|requests| {
-                    let by_killed = requests
-                        .iter()
-                        .any(|request| request.pid == killed && !request.recovered);
-                    requests.len() == 2
-                        && by_killed
-                        && requests.iter().any(|request| request.recovered)
-                })
-                .count() as u64,
+            asked_for_twice: (explained.len() + unexplained.len()) as u64,
+            asked_for_twice_explained_by_the_kill: explained.len() as u64,
             charged_twice: per_order.values().filter(|charges| **charges > 1).count() as u64,
             wrong_answers: wrong.count() as u64,
             replay_charges_asked_for: replay.iter().filter(|entry| entry.asked).count() as u64,
             replay_answered: answers(replay),
+            killed_worker: killed,
+            unexplained: (unexplained.into_iter().flatten().copied().cloned()).collect(),
         }
     }
 
@@ -96,6 +94,15 @@ impl Proof {
             && self.replay_charges_asked_for == 0
             && self.replay_answered >= self.messages
     }
+}
+
+/// Returns whether the killed worker asked first, and the attempt that recovered the payment again.
+fn is_explained_by_the_kill(requests: &[&Entry], killed: u32) -> bool {
+    requests.len() == 2
+        && requests
+            .iter()
+            .any(|request| request.pid == killed && !request.recovered)
+        && requests.iter().any(|request| request.recovered)
 }
 
 /// The number of duplicates that were answered from the store.
@@ -157,6 +164,15 @@ impl fmt::Display for Proof {
                 writeln!(f, "{}", line.trim_end())?;
             }
         }
+        // A lease that a worker on a stalled machine has lost looks otherwise than a promise that
+        // was broken: its second request has recovered the payment.
+        for request in &self.unexplained {
+            writeln!(
+                f,
+                "    {} was asked for at {} ms by process {}, recovered: {}",
+                request.order, request.at, request.pid, request.recovered
+            )?;
+        }
         let verdict = if self.holds() {
             "The proof holds."
         } else {
@@ -175,6 +191,27 @@ mod tests {
             .filter(|word| word.parse::<u64>().is_err())
             .collect::<Vec<_>>()
             .join(" ")
+    }
+
+    #[test]
+    fn requests_that_the_kill_does_not_explain_are_shown() {
+        const KILLED: u32 = 1;
+        let request = |order: &str, pid, recovered| Entry {
+            pid,
+            ..Entry::request(order.to_owned(), "charge", recovered)
+        };
+        let explained = [request("a", KILLED, false), request("a", 2, true)];
+        let by_others = [request("b", 2, false), request("b", 3, true)];
+        let first = [explained, by_others].concat();
+        let payments = Payments::new(0, 7);
+        let proof = Proof::new(&payments, KILLED, &BTreeSet::new(), &first, &[]);
+        assert!(!proof.holds());
+        let shown: Vec<String> = (proof.to_string().lines())
+            .filter(|line| line.contains("was asked for at"))
+            .map(str::to_owned)
+            .collect();
+        assert_eq!(shown.len(), 2, "{shown:?}");
+        assert!(shown.iter().all(|line| line.contains(" b was")));
     }
 
     #[test]
