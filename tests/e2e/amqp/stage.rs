@@ -14,7 +14,6 @@ use oncegate_testkit::{QueueKind, RabbitMq, RabbitQueue, Redis, Watched, unique,
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinHandle;
 
-pub(crate) const LEASE: Duration = Duration::from_secs(6);
 /// The longest wait for what a handler does.
 pub(crate) const LIMIT: Duration = Duration::from_secs(240);
 pub(crate) const MAX_ATTEMPTS: u32 = 3;
@@ -69,8 +68,7 @@ impl Stage {
         tune: impl FnOnce(Consumer) -> Consumer,
     ) -> Running {
         let watched = Watched::new();
-        let gate =
-            Gate::new(self.scope.as_str(), Key::json(["id"]), self.store().await).lease(LEASE);
+        let gate = Gate::new(self.scope.as_str(), Key::json(["id"]), self.store().await);
         let dead_letters = source.dead_letters(self.dead.name());
         let consumer = Consumer::new(source, gate, handler)
             .dead_letters(dead_letters)

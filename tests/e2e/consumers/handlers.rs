@@ -18,7 +18,7 @@ use rdkafka::message::Headers;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
-const LEASE: Duration = Duration::from_millis(600);
+const LEASE: Duration = Duration::from_secs(2);
 /// The longest wait for anything.
 const LIMIT: Duration = Duration::from_secs(240);
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use oncegate::Consumer;
 use oncegate_testkit::{Fault, Sqs, SqsProxy};
 
-use crate::stage::{Clerk, LONG_VISIBILITY, Stage, body};
+use crate::stage::{Clerk, EXTENDED_VISIBILITY, SHORT_VISIBILITY, Stage, body};
 
 const DELETE: &str = "DeleteMessageBatch";
 
@@ -129,6 +129,7 @@ async fn a_delivery_after_the_delete_is_answered_by_the_record() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_delete_costs_a_duplicate_and_no_second_effect() {
     let (stage, proxy) = stage_and_proxy().await;
+    let stage = stage.with_visibility(SHORT_VISIBILITY);
     stage.send([7]).await;
     let first = Clerk::waiting();
     let second = Clerk::new();
@@ -162,13 +163,11 @@ async fn a_late_delete_costs_a_duplicate_and_no_second_effect() {
 async fn throttling_delays_and_loses_nothing() {
     const MESSAGES: u32 = 60;
     let (stage, proxy) = stage_and_proxy().await;
+    let stage = stage.with_visibility(EXTENDED_VISIBILITY);
     stage.send(0..MESSAGES).await;
     let clerk = Clerk::waiting();
     proxy.next(3, "ReceiveMessage", Fault::Throttle);
-    let source = stage.source().visibility(LONG_VISIBILITY);
-    let running = stage
-        .start_with(source, clerk.clone(), |consumer| consumer)
-        .await;
+    let running = stage.start(clerk.clone()).await;
     // As many as the consumer runs at once; their visibility is extended while they wait.
     clerk
         .book

@@ -15,7 +15,7 @@ use oncegate::sqs::SqsDeadLetterReader;
 use oncegate::{Attempt, Consumer, Failure, Handler, MemoryStore, Message};
 use oncegate_testkit::{ElasticmqServer, Fault, Moto, Sqs, SqsProxy, until};
 
-use crate::stage::{Book, Clerk, MAX_ATTEMPTS, Running, Stage, body, id};
+use crate::stage::{Book, Clerk, MAX_ATTEMPTS, Running, SHORT_VISIBILITY, Stage, body, id};
 
 /// The longest wait for a judgement. The limits are 10 s and 30 s, and one call may take 12 s.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -79,7 +79,8 @@ fn brings_nothing(health: &Health) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_or_stalled_server_makes_it_unready_until_it_is_back() {
     let mut server = ElasticmqServer::start_durable().await;
-    let stage = Stage::on(&server).await;
+    // What a lost answer has hidden comes again.
+    let stage = Stage::on(&server).await.with_visibility(SHORT_VISIBILITY);
     let clerk = Clerk::new();
     let (running, monitor) = start(&stage, clerk.clone(), |consumer| consumer).await;
     stage.send([1]).await;

@@ -3,17 +3,17 @@
 use oncegate::{Attempt, Consumer, Failure, Message};
 use oncegate_testkit::{Fault, Moto, Sqs, SqsProxy};
 
-use crate::stage::{Clerk, LONG_VISIBILITY, Stage, VISIBILITY};
+use crate::stage::{Clerk, EXTENDED_VISIBILITY, SHORT_VISIBILITY, Stage};
 
 const EXTEND: &str = "ChangeMessageVisibilityBatch";
 const DELETE: &str = "DeleteMessageBatch";
 
 /// How many extensions of one message show that it was held beyond its first visibility timeout:
 /// each comes after half of it.
-const EXTENSIONS: u64 = 4;
+const EXTENSIONS: u64 = 3;
 
 async fn a_long_handler_keeps_its_message(sqs: &Sqs) {
-    let stage = Stage::on(sqs).await;
+    let stage = Stage::on(sqs).await.with_visibility(EXTENDED_VISIBILITY);
     stage.send([7]).await;
     let clerk = Clerk::waiting();
     let running = stage.start(clerk.clone()).await;
@@ -23,7 +23,7 @@ async fn a_long_handler_keeps_its_message(sqs: &Sqs) {
         .until_source("sqs_visibility_extended", EXTENSIONS)
         .await;
     assert!(
-        stage.queue.receive(VISIBILITY).await.is_empty(),
+        stage.queue.receive(SHORT_VISIBILITY).await.is_empty(),
         "no other consumer receives it"
     );
     clerk.open();
@@ -54,10 +54,10 @@ async fn a_long_handler_keeps_its_message_on_moto() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_that_blocks_its_thread_keeps_its_message() {
     let sqs = Sqs::shared().await;
-    let stage = Stage::on(&sqs).await;
+    let stage = Stage::on(&sqs).await.with_visibility(SHORT_VISIBILITY);
     stage.send([1, 2]).await;
     let blocking = async |_: Message, _: Attempt| {
-        std::thread::sleep(VISIBILITY * 3);
+        std::thread::sleep(SHORT_VISIBILITY * 3);
         Ok::<(), Failure>(())
     };
     let running = stage.start(blocking).await;
@@ -76,7 +76,10 @@ async fn extensions_go_in_batches_and_failed_parts_repeat_in_time() {
     const MESSAGES: u64 = 20;
     let sqs = Sqs::shared().await;
     let proxy = SqsProxy::before(&sqs).await;
-    let stage = Stage::on(&sqs).await.through(&proxy);
+    let stage = Stage::on(&sqs)
+        .await
+        .with_visibility(EXTENDED_VISIBILITY)
+        .through(&proxy);
     stage.send(0..20).await;
     let clerk = Clerk::waiting();
     let at = vec![0, 4];
@@ -89,16 +92,13 @@ async fn extensions_go_in_batches_and_failed_parts_repeat_in_time() {
             senders_fault: false,
         },
     );
-    let source = stage.source().visibility(LONG_VISIBILITY);
-    let running = stage
-        .start_with(source, clerk.clone(), |consumer| consumer)
-        .await;
+    let running = stage.start(clerk.clone()).await;
     running
         .watched
         .until_source("sqs_visibility_extended", MESSAGES * EXTENSIONS)
         .await;
     assert!(
-        stage.queue.receive(VISIBILITY).await.is_empty(),
+        stage.queue.receive(SHORT_VISIBILITY).await.is_empty(),
         "all of them are still held"
     );
     let calls = proxy.calls(EXTEND);
@@ -122,7 +122,10 @@ async fn extensions_go_in_batches_and_failed_parts_repeat_in_time() {
 async fn a_message_that_is_lost_in_mid_handler_is_cancelled_not_acked() {
     let sqs = Sqs::shared().await;
     let proxy = SqsProxy::before(&sqs).await;
-    let stage = Stage::on(&sqs).await.through(&proxy);
+    let stage = Stage::on(&sqs)
+        .await
+        .with_visibility(SHORT_VISIBILITY)
+        .through(&proxy);
     stage.send([7]).await;
     let clerk = Clerk::waiting();
     let running = stage.start(clerk.clone()).await;
@@ -162,7 +165,10 @@ async fn a_message_that_is_lost_in_mid_handler_is_cancelled_not_acked() {
 async fn a_worker_that_cannot_extend_gives_way_before_the_next_runs() {
     let sqs = Sqs::shared().await;
     let proxy = SqsProxy::before(&sqs).await;
-    let stage = Stage::on(&sqs).await.through(&proxy);
+    let stage = Stage::on(&sqs)
+        .await
+        .with_visibility(SHORT_VISIBILITY)
+        .through(&proxy);
     stage.send([7]).await;
     let first = Clerk::waiting();
     let mut second = Clerk::new();
@@ -198,7 +204,7 @@ async fn a_worker_that_cannot_extend_gives_way_before_the_next_runs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_busy_message_waits_without_using_up_its_receives() {
     let sqs = Sqs::shared().await;
-    let stage = Stage::on(&sqs).await;
+    let stage = Stage::on(&sqs).await.with_visibility(EXTENDED_VISIBILITY);
     stage.queue.redrive_to(&stage.dead, 3).await;
     stage.send([7]).await;
     let clerk = Clerk::waiting();

@@ -8,7 +8,7 @@ use aws_sdk_sqs::types::{MessageAttributeValue, QueueAttributeName, SendMessageB
 use oncegate::{Attempt, Backoff, Failure, Message};
 use oncegate_testkit::{Moto, Queue, Sqs};
 
-use crate::stage::{Book, MAX_ATTEMPTS, Stage, VISIBILITY, body, id, receives};
+use crate::stage::{Book, EXTENDED_VISIBILITY, MAX_ATTEMPTS, Stage, body, id, receives};
 
 /// What a queue takes as a delay: whole seconds.
 const SECOND: Duration = Duration::from_secs(1);
@@ -111,12 +111,14 @@ async fn the_redrive_policy_takes_no_message_with_attempts_left() {
 /// Handing a group back would cost each of its messages a receive, for every retry of the first.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_waits_for_its_first_without_using_up_receives() {
-    let stage = Stage::fifo_on(&Sqs::shared().await).await;
+    let stage = Stage::fifo_on(&Sqs::shared().await)
+        .await
+        .with_visibility(EXTENDED_VISIBILITY);
     stage.queue.send_to_group("g", [1, 2, 3].map(body)).await;
     let book = Book::new();
     // Longer than the visibility timeout: it is extended meanwhile, for all of them.
     let running = stage
-        .start(failing_until(2, VISIBILITY + SECOND, &book))
+        .start(failing_until(2, EXTENDED_VISIBILITY + SECOND, &book))
         .await;
     running.watched.until("acks", 3).await;
     let watched = running.stop().await;

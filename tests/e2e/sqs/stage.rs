@@ -12,14 +12,16 @@ use oncegate_testkit::{Queue, Redis, Sqs, SqsProxy, Watched, unique};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinHandle;
 
-/// How long a queue hides a message without a heartbeat; long enough for a machine that is busy
-/// with other tests.
-pub(crate) const VISIBILITY: Duration = Duration::from_secs(6);
-/// The same where extensions fail on purpose, and must still come in time on a busy machine.
-pub(crate) const LONG_VISIBILITY: Duration = Duration::from_secs(15);
+/// How long a queue hides a message: so long that none comes again because a machine stands still.
+const VISIBILITY: Duration = Duration::from_secs(120);
+/// The same where a test waits for extensions, which must come in time on a busy machine.
+pub(crate) const EXTENDED_VISIBILITY: Duration = Duration::from_secs(15);
+/// The same where a test waits for its end.
+pub(crate) const SHORT_VISIBILITY: Duration = Duration::from_secs(6);
 /// How long a receive waits for messages.
 const WAIT: Duration = Duration::from_secs(2);
-pub(crate) const LEASE: Duration = Duration::from_secs(6);
+/// The lease of a claim: so long that none is lost because a machine stands still.
+const LEASE: Duration = Duration::from_secs(30);
 /// The longest wait for what a handler does.
 const LIMIT: Duration = Duration::from_secs(240);
 pub(crate) const MAX_ATTEMPTS: u32 = 3;
@@ -33,6 +35,8 @@ pub(crate) struct Stage {
     sqs: Sqs,
     redis: Redis,
     scope: String,
+    visibility: Duration,
+    lease: Duration,
 }
 
 impl Stage {
@@ -62,7 +66,19 @@ impl Stage {
             sqs: sqs.clone(),
             redis: Redis::shared().await,
             scope: unique("sqs"),
+            visibility: VISIBILITY,
+            lease: LEASE,
         }
+    }
+
+    /// The same, with sources that hide a message for so long.
+    pub(crate) fn with_visibility(self, visibility: Duration) -> Self {
+        Self { visibility, ..self }
+    }
+
+    /// The same, with claims that are lost after so long without a heartbeat.
+    pub(crate) fn with_lease(self, lease: Duration) -> Self {
+        Self { lease, ..self }
     }
 
     /// The same, with another store.
@@ -89,6 +105,8 @@ impl Stage {
             sqs: sqs.clone(),
             redis: self.redis.clone(),
             scope: self.scope.clone(),
+            visibility: self.visibility,
+            lease: self.lease,
         }
     }
 
@@ -102,7 +120,7 @@ impl Stage {
 
     pub(crate) fn source(&self) -> SqsSource {
         let source = SqsSource::from_client(self.sqs.client().clone(), self.queue.url());
-        source.visibility(VISIBILITY).wait(WAIT)
+        source.visibility(self.visibility).wait(WAIT)
     }
 
     pub(crate) async fn start(&self, handler: impl Handler) -> Running {
@@ -119,7 +137,7 @@ impl Stage {
     ) -> Running {
         let watched = Watched::new();
         let gate =
-            Gate::new(self.scope.as_str(), Key::json(["id"]), self.store().await).lease(LEASE);
+            Gate::new(self.scope.as_str(), Key::json(["id"]), self.store().await).lease(self.lease);
         let dead_letters = source.dead_letters(self.dead.url());
         let consumer = Consumer::new(source, gate, handler)
             .dead_letters(dead_letters)
