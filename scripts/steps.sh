@@ -25,6 +25,8 @@ table_of_steps() {
     end_step
     printf '\n| step | seconds |\n|---|---|\n'
     printf '%s\n' "${STEPS[@]}" "| in all | $SECONDS |"
+    # A linker that finds no room on the disk ends with a bus error, and says no more.
+    printf '\nleft on the disk: %s\n' "$(df --human-readable --output=avail . | tail -n 1 | tr -d ' ')"
     exit "$code"
 }
 trap table_of_steps EXIT
