@@ -218,7 +218,7 @@ async fn a_busy_message_waits_without_using_up_its_receives() {
     let other = stage.start(clerk.clone()).await;
     other
         .watched
-        .until_source("sqs_visibility_extended", EXTENSIONS * 2)
+        .until_source("sqs_visibility_extended", EXTENSIONS)
         .await;
     assert!(
         other.watched.get("claims", "busy") > 1,

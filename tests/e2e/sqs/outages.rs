@@ -63,14 +63,14 @@ async fn in_a_store_outage_nothing_is_received_and_held_ones_stay() {
     running.watched.until("store_errors", 1).await;
     running
         .watched
-        .until_source("sqs_visibility_extended", 12)
+        .until_source("sqs_visibility_extended", 8)
         .await;
     // One that was in progress when the store went away may still have come back.
     let receives = proxy.calls("ReceiveMessage");
     stage.queue.until("held", |depth| depth.in_flight > 0).await;
     running
         .watched
-        .until_source("sqs_visibility_extended", 24)
+        .until_source("sqs_visibility_extended", 16)
         .await;
     assert_eq!(
         proxy.calls("ReceiveMessage"),

@@ -168,9 +168,8 @@ impl RabbitMq {
     pub async fn close_connection(&self, part: &str) {
         until("its connection is listed", LISTED_LIMIT, async || {
             // The plugin knows a connection after some seconds.
-            let listed = self.manage("GET", "/api/connections", "").await;
-            let listed: Vec<Value> = serde_json::from_slice(&listed.body).expect("it is JSON");
-            let wanted = listed.iter().find(|connection| {
+            let listed = self.read("/api/connections").await;
+            let wanted = listed.as_array().into_iter().flatten().find(|connection| {
                 let given = connection
                     .pointer("/client_properties/connection_name")
                     .and_then(Value::as_str);
@@ -198,9 +197,9 @@ impl RabbitMq {
     /// # Panics
     /// When the server does not answer.
     pub async fn left(&self, queue: &RabbitQueue) -> u64 {
-        let path = format!("/api/queues/%2F/{}", queue.name());
-        let described: Value =
-            serde_json::from_slice(&self.manage("GET", &path, "").await.body).expect("it is JSON");
+        let described = self
+            .read(&format!("/api/queues/%2F/{}", queue.name()))
+            .await;
         // Until it has counted once, there may be messages.
         described
             .get("messages")
@@ -214,13 +213,27 @@ impl RabbitMq {
     /// # Panics
     /// When the server does not answer.
     pub async fn consumers(&self, queue: &RabbitQueue) -> usize {
-        let path = format!("/api/queues/%2F/{}", queue.name());
-        let described: Value =
-            serde_json::from_slice(&self.manage("GET", &path, "").await.body).expect("it is JSON");
+        let described = self
+            .read(&format!("/api/queues/%2F/{}", queue.name()))
+            .await;
         described
             .get("consumer_details")
             .and_then(Value::as_array)
             .map_or(0, Vec::len)
+    }
+
+    /// What the management plugin answers to this question.
+    async fn read(&self, path: &str) -> Value {
+        until("the plugin's answer", LISTED_LIMIT, async || {
+            let answer = self.ask("GET", path, "").await?;
+            // It stumbles over connections that end while it lists them.
+            if answer.status.is_server_error() {
+                return Err(format!("{path}: {}", answer.status));
+            }
+            assert!(answer.status.is_success(), "{path}: {}", answer.status);
+            Ok(serde_json::from_slice(&answer.body).expect("it is JSON"))
+        })
+        .await
     }
 
     /// Calls the management plugin.
