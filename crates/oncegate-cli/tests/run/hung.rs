@@ -32,7 +32,7 @@ async fn a_hung_worker_is_replaced_and_only_its_message_is_unknown() {
         "--lease",
         "1s",
         "--timeout",
-        "1s",
+        "3s",
         "--set",
         "max_attempts=2",
     ];

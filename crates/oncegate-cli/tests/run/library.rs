@@ -137,7 +137,7 @@ async fn survives_a_cancellation(
             "--lease",
             "5s",
             "--timeout",
-            "1s",
+            "3s",
         ])
         .await;
     assert!(stage.letters().await.is_empty(), "{}", stage.log());

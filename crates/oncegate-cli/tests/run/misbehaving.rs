@@ -69,7 +69,7 @@ async fn each_answer_becomes_what_is_documented() {
         "--lease",
         "1s",
         "--timeout",
-        "2s",
+        "3s",
         "--set",
         "ordering=unordered",
     ];
@@ -239,7 +239,7 @@ for line in sys.stdin:
             "--lease",
             "1s",
             "--timeout",
-            "1s",
+            "3s",
         ])
         .await;
     let told = std::fs::read_to_string(stage.path("ledger")).unwrap();

@@ -124,7 +124,7 @@ async fn a_timeout_ends_what_a_text_has_started() {
             "--handler-command",
             command,
             "--timeout",
-            "1s",
+            "3s",
             "--lease",
             "1s",
         ])

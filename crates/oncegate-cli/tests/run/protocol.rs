@@ -220,7 +220,7 @@ def answer_batch(messages):
         "--set",
         "batch.wait=5s",
         "--timeout",
-        "1s",
+        "3s",
         "--lease",
         "1s",
         "--json",

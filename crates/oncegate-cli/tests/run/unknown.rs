@@ -25,7 +25,7 @@ async fn unknown_outcomes_are_logged_and_a_dead_letter_has_the_last() {
         "--lease",
         "1s",
         "--timeout",
-        "1s",
+        "3s",
         "--set",
         "max_attempts=2",
         "--set",
@@ -44,7 +44,7 @@ async fn unknown_outcomes_are_logged_and_a_dead_letter_has_the_last() {
     );
     for (how, words) in [
         ("half", "was cut short"),
-        ("silence", "no answer within 1s"),
+        ("silence", "no answer within 3s"),
         ("nothing", "the worker did not answer"),
     ] {
         let (_, reason) = letters
