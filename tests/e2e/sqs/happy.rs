@@ -26,13 +26,13 @@ async fn each_order_is_charged_once_and_each_message_deleted(sqs: &Sqs, orders: 
     assert_eq!(
         answers,
         (messages - orders) as usize,
-        "duplicates get the stored result"
+        "duplicates get the stored result: {watched:?}"
     );
     for name in ["extra_runs", "dead_letters", "source_errors"] {
-        assert_eq!(watched.total(name), 0, "{name}");
+        assert_eq!(watched.total(name), 0, "{name}: {watched:?}");
     }
     for event in ["sqs_visibility_lost", "sqs_delete_failed"] {
-        assert_eq!(watched.source(event), 0, "{event}");
+        assert_eq!(watched.source(event), 0, "{event}: {watched:?}");
     }
 }
 
