@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinHandle;
 
 /// How long a queue hides a message: so long that none comes again because a machine stands still.
-const VISIBILITY: Duration = Duration::from_secs(120);
+const VISIBILITY: Duration = Duration::from_secs(30);
 /// The same where a test waits for extensions, which must come in time on a busy machine.
 pub(crate) const EXTENDED_VISIBILITY: Duration = Duration::from_secs(15);
 /// The same where a test waits for its end.

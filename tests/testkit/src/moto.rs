@@ -7,6 +7,9 @@
 //!
 //! - moto gives one FIFO group to two receives at once, which SQS never does. Tests of an order on
 //!   it receive one message at a time.
+//! - moto changes a queue's messages without a lock (`receive_message` and `delete_message` in its
+//!   `sqs/models.py`): of two deletes at the same time one may be undone, and a receive beside
+//!   another call may fail or bring what another one has.
 //! - moto and ElasticMQ are two imitations of SQS; neither is SQS.
 
 use std::ops::Deref;

@@ -24,7 +24,7 @@ pub const VARIABLE: &str = "ONCEGATE_TEST_SQS";
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
 /// The longest wait for a server to answer, and for a queue to become as a test wants it.
-const WAIT_LIMIT: Duration = Duration::from_secs(60);
+const WAIT_LIMIT: Duration = Duration::from_secs(240);
 
 /// Interval at which a queue is polled while a test waits for it.
 const WAIT_INTERVAL: Duration = Duration::from_millis(30);
