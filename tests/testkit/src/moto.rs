@@ -7,9 +7,8 @@
 //!
 //! - moto gives one FIFO group to two receives at once, which SQS never does. Tests of an order on
 //!   it receive one message at a time.
-//! - moto changes a queue's messages without a lock (`receive_message` and `delete_message` in its
-//!   `sqs/models.py`): of two deletes at the same time one may be undone, and a receive beside
-//!   another call may fail or bring what another one has.
+//! - moto handles calls in threads and keeps no lock over a queue's messages: two receives at the
+//!   same time may bring the same ten. `moto.py` lets its SQS handle one call at a time.
 //! - moto and ElasticMQ are two imitations of SQS; neither is SQS.
 
 use std::ops::Deref;
@@ -29,6 +28,9 @@ pub const VARIABLE: &str = "ONCEGATE_TEST_MOTO";
 /// Its Python environment, under `target/test-servers`; the version is the one of
 /// `scripts/moto-requirements.txt`.
 const HOME_DIR: &str = "moto-5.2.5";
+
+/// Starts it; its arguments are those of `moto_server`.
+const SERVER: &str = include_str!("moto.py");
 
 /// A second on an idle machine.
 const START_LIMIT: Duration = Duration::from_secs(180);
@@ -124,7 +126,7 @@ impl MotoServer {
         assert!(self.process.is_none(), "moto still runs");
         let mut command = process::bound_to_parent(aws_python(), "KILL");
         command
-            .args(["-m", "moto.server", "-H", "127.0.0.1", "-p"])
+            .args(["-c", SERVER, "-H", "127.0.0.1", "-p"])
             .arg(self.port.number().to_string());
         let mut process =
             Process::spawn_logged("moto", command, &self.dir.path().join("server.log"));
