@@ -2,20 +2,15 @@
 //! killed there.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
 use oncegate::amqp::AmqpSource;
 use oncegate::{BoxError, Consumer, Gate};
 use oncegate_examples::crew::{start_logging, until_told_to_stop};
 use oncegate_examples::hang::Hang;
-use oncegate_examples::payments::{Bank, Ledger, open_store};
+use oncegate_examples::payments::{Bank, LEASE, Ledger, open_store};
 
 use crate::billing::{self, Billing};
-
-/// The payments of the killed worker wait for so long. A worker that stands still for longer loses
-/// its payments, too: 30 s by default.
-const LEASE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub(crate) struct Worker {

@@ -14,6 +14,7 @@ use oncegate::{
 };
 use oncegate_examples::crew::{start_logging, until_told_to_stop};
 use oncegate_examples::hang::Hang;
+use oncegate_examples::payments::LEASE;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::NoTls;
 
@@ -25,9 +26,6 @@ fn key() -> Key {
 const CONCURRENCY: u32 = 16;
 /// The time that the rest of the work in the transaction takes.
 const BOOKING_TAKES: Duration = Duration::from_millis(2);
-/// The payments of the killed worker wait for so long. A worker that stands still for longer loses
-/// its payments, too: 30 s by default.
-const LEASE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub(crate) struct Worker {

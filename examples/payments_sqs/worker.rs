@@ -9,14 +9,11 @@ use oncegate::sqs::SqsSource;
 use oncegate::{BoxError, Consumer, Gate};
 use oncegate_examples::crew::{start_logging, until_told_to_stop};
 use oncegate_examples::hang::Hang;
-use oncegate_examples::payments::{Bank, Ledger, open_store};
+use oncegate_examples::payments::{Bank, LEASE, Ledger, open_store};
 use oncegate_testkit::Sqs;
 
 use crate::billing::{self, Billing};
 
-/// The payments of the killed worker wait for so long. A worker that stands still for longer loses
-/// its payments, too: 30 s by default.
-const LEASE: Duration = Duration::from_secs(10);
 const VISIBILITY: Duration = Duration::from_secs(4);
 /// Short, so that a worker that waits for messages stops soon.
 const WAIT: Duration = Duration::from_secs(2);

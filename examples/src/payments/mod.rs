@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use fastrand::Rng;
 use oncegate::BoxError;
@@ -17,6 +18,10 @@ mod proof;
 pub use bank::Bank;
 pub use ledger::{Entry, Ledger};
 pub use proof::Proof;
+
+/// The lease of the workers: the payments of the killed one wait for so long. A worker that stands
+/// still for longer loses its payments, too; by default it is 30 s.
+pub const LEASE: Duration = Duration::from_secs(10);
 
 /// The messages, and the expected result, which no worker has.
 #[derive(Debug)]

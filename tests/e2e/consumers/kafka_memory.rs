@@ -1,6 +1,6 @@
-//! How much memory a consumer takes before a backlog.
+//! How much memory a consumer takes with a backlog before it.
 //!
-//! `ONCEGATE_FLOOD_MESSAGES` sets how many messages wait (default 100,000), as far as they are not
+//! `ONCEGATE_BACKLOG_MESSAGES` sets how many messages wait (default 100,000), as far as they are not
 //! larger than 512 MiB together. The table it prints is the one in `docs/KAFKA.md`.
 
 use std::process::Stdio;
@@ -27,7 +27,7 @@ const BOUNDS: [(&str, u64); 2] = [
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_is_bounded_by_the_settings_whatever_waits() {
     let messages =
-        std::env::var("ONCEGATE_FLOOD_MESSAGES").map_or(100_000, |count| count.parse().unwrap());
+        std::env::var("ONCEGATE_BACKLOG_MESSAGES").map_or(100_000, |count| count.parse().unwrap());
     let kafka = Kafka::shared().await;
     println!(
         "{:>12} {:>10} {:>9} {:>12} {:>12}",

@@ -114,15 +114,18 @@ async fn a_group_waits_for_its_first_without_using_up_receives() {
     let stage = Stage::fifo_on(&Sqs::shared().await)
         .await
         .with_visibility(EXTENDED_VISIBILITY);
-    stage.queue.send_to_group("g", [1, 2].map(body)).await;
+    stage.queue.send_to_group("g", [1, 2, 3].map(body)).await;
     let book = Book::new();
     // Longer than the visibility timeout: it is extended meanwhile, for all of them.
     let running = stage
         .start(failing_until(2, EXTENDED_VISIBILITY + SECOND, &book))
         .await;
-    running.watched.until("acks", 2).await;
+    running.watched.until("acks", 3).await;
     let watched = running.stop().await;
-    assert_eq!(book.lines(), ["1 1 1", "1 2 1", "2 1 1", "2 2 1"]);
+    assert_eq!(
+        book.lines(),
+        ["1 1 1", "1 2 1", "2 1 1", "2 2 1", "3 1 1", "3 2 1"]
+    );
     assert_eq!(watched.source("sqs_returned"), 0);
     assert!(watched.source("sqs_visibility_extended") > 0);
     assert_eq!(watched.source("sqs_visibility_lost"), 0);
