@@ -1,4 +1,5 @@
-//! Makes the program `readme` from the tutorial for Rust: servers and topics come from the environment.
+//! Makes the program `readme` from the tutorial for Rust: servers and topics come from the
+//! environment.
 
 use std::path::Path;
 

@@ -21,8 +21,8 @@ pub enum AcceptedLoss {
     Changed(Halt),
 }
 
-/// Lets a scope continue that [`OnStoreLoss::Halt`](oncegate_runtime::OnStoreLoss::Halt) has halted, if the
-/// halt is still the one that the caller has `seen`.
+/// Lets a scope continue that [`OnStoreLoss::Halt`](oncegate_runtime::OnStoreLoss::Halt) has
+/// halted, if the halt is still the one that the caller has `seen`.
 ///
 /// # Errors
 /// When the store does not answer, or the scope's descriptor cannot be read.

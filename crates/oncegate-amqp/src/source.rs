@@ -86,8 +86,8 @@ impl AmqpSource {
         self
     }
 
-    /// Sets [how many messages](AmqpSettings::prefetch) the broker delivers before the first of them
-    /// is acknowledged: 128 by default.
+    /// Sets [how many messages](AmqpSettings::prefetch) the broker delivers before the first of
+    /// them is acknowledged: 128 by default.
     #[must_use]
     pub fn prefetch(mut self, messages: u16) -> Self {
         self.settings.source.prefetch = messages;
@@ -117,8 +117,8 @@ impl AmqpSource {
         self
     }
 
-    /// Runs the messages of the queue [one after another](AmqpSettings::in_order), as the broker has
-    /// delivered them.
+    /// Runs the messages of the queue [one after another](AmqpSettings::in_order), as the broker
+    /// has delivered them.
     #[must_use]
     pub fn in_order(mut self) -> Self {
         self.settings.source.in_order = true;

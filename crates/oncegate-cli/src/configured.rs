@@ -16,8 +16,8 @@ pub(crate) const BESIDE: &str = "oncegate.toml";
 /// The configuration of a command.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ConfigArgs {
-    /// The configuration, for what no flag says [default: oncegate.toml in the working directory, if
-    /// there are no flags with settings]
+    /// The configuration, for what no flag says [default: oncegate.toml in the working directory,
+    /// if there are no flags with settings]
     #[arg(long, value_name = "FILE", env = "ONCEGATE_CONFIG")]
     config: Option<PathBuf>,
 }

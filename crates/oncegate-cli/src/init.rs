@@ -207,8 +207,8 @@ impl InitArgs {
         self.source.template(&self.flags, MESSAGES)
     }
 
-    /// Returns the commands to continue with, in the folder: what tries the worker comes before what
-    /// runs it.
+    /// Returns the commands to continue with, in the folder: what tries the worker comes before
+    /// what runs it.
     fn next(&self) -> Vec<String> {
         let mut next: Vec<String> = self
             .language

@@ -1,13 +1,13 @@
 //! The `oncegate` command: runs a consumer with a worker in any language, and inspects and repairs
 //! its records.
 //!
-//! The answer goes to standard output, progress and logs to standard error. `run` consumes, `replay
-//! --run` runs what is missing, `outbox relay` publishes, `init` writes files, `topics create`
-//! creates topics, `migrate` creates tables, `sweep` deletes large results, `reset` and
-//! `dead-letters redrive` reopen records, and `accept` lets a scope continue that has stopped. No
-//! other command changes anything: neither the store, nor the topic, nor what a consumer receives.
-//! `replay --queue` and `dead-letters` use up receives of a queue's messages, and require a flag for
-//! that.
+//! The answer goes to standard output, progress and logs to standard error. `run` consumes,
+//! `replay --run` runs what is missing, `outbox relay` publishes, `init` writes files,
+//! `topics create` creates topics, `migrate` creates tables, `sweep` deletes large results, `reset`
+//! and `dead-letters redrive` reopen records, and `accept` lets a scope continue that has stopped.
+//! No other command changes anything: neither the store, nor the topic, nor what a consumer
+//! receives. `replay --queue` and `dead-letters` use up receives of a queue's messages, and require
+//! a flag for that.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -123,7 +123,8 @@ fn claim(now: StoreTime, record: Option<Record>, claimant: &Claimant) -> (Option
     let Some(record) = record else {
         return grant(now, claimant, &Earlier::default(), false);
     };
-    // Other content under the same key is refused in every state: no answer of the record is for it.
+    // Other content under the same key is refused in every state: no answer of the record is for
+    // it.
     let differs = record.fingerprint != claimant.fingerprint;
     if differs && are_comparable(record.fingerprint, claimant.fingerprint) {
         return verdict(record, Verdict::Mismatch, false);

@@ -43,7 +43,8 @@ impl Principal {
         Self::from_fn(|request| request.extensions.get::<T>().map(ToString::to_string))
     }
 
-    /// Takes the text that `of` returns for a request; `None` and blank texts are answered with 401.
+    /// Takes the text that `of` returns for a request; `None` and blank texts are answered with
+    /// 401.
     pub fn from_fn(of: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self {
             of: Arc::new(move |request| {

@@ -129,9 +129,9 @@ impl OutboxMessage {
 
     /// Sets the id. Default: 128 random bits.
     ///
-    /// With [`Attempt::idempotency_key`](oncegate_runtime::Attempt::idempotency_key) it is the same for all
-    /// attempts of a message, so that a gate also answers repeats of an effect outside of the
-    /// store's transaction.
+    /// With [`Attempt::idempotency_key`](oncegate_runtime::Attempt::idempotency_key) it is the same
+    /// for all attempts of a message, so that a gate also answers repeats of an effect outside of
+    /// the store's transaction.
     #[must_use]
     pub fn id(self, id: impl Into<String>) -> Self {
         Self {

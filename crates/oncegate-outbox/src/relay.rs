@@ -119,8 +119,8 @@ impl Relay {
         self
     }
 
-    /// Sets the [time limit for messages in flight](RelaySettings::stop_deadline) after a stop: 10 s
-    /// by default.
+    /// Sets the [time limit for messages in flight](RelaySettings::stop_deadline) after a stop:
+    /// 10 s by default.
     pub fn stop_deadline(mut self, stop_deadline: Duration) -> Self {
         self.settings.stop_deadline = stop_deadline;
         self

@@ -203,8 +203,8 @@ fn meaning(state: &str) -> (Class, &'static str) {
     )
 }
 
-/// Returns whether a SQLSTATE means that the session ends, so that the outcome of its last statement
-/// is unknown.
+/// Returns whether a SQLSTATE means that the session ends, so that the outcome of its last
+/// statement is unknown.
 pub(super) fn is_about_the_session(state: &str) -> bool {
     ["57P", "08", "25P03", "58", "XX"]
         .iter()

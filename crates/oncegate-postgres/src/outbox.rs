@@ -112,8 +112,8 @@ impl PostgresOutbox {
     /// publishes nothing.
     ///
     /// `transaction` is one of tokio-postgres, deadpool-postgres, or sqlx (feature `sqlx`), or the
-    /// [`PostgresTransaction`](crate::PostgresTransaction) of a transactional handler. The message goes into the database of
-    /// the transaction, which must be the one that the relay reads.
+    /// [`PostgresTransaction`](crate::PostgresTransaction) of a transactional handler. The message
+    /// goes into the database of the transaction, which must be the one that the relay reads.
     ///
     /// ```no_run
     /// use oncegate::outbox::OutboxMessage;

@@ -194,7 +194,8 @@ impl RedisBuilder {
         self
     }
 
-    /// Does the same with the [file that holds the password](RedisSettings::sentinel_password_file).
+    /// Does the same with the [file that holds the
+    /// password](RedisSettings::sentinel_password_file).
     pub fn sentinel_password_file(
         mut self,
         user: impl Into<String>,

@@ -13,8 +13,8 @@
 //! - `outbox`: messages that are written in the user's transaction and published by a relay
 //! - `journal`: the history of a key, written by triggers; `log`: the write-ahead log beside the
 //!   file
-//! - `writer`: group commit; `reader`: reads; `purge` and `expired_row`: expired records; `thread` and `queue`:
-//!   between them and the callers
+//! - `writer`: group commit; `reader`: reads; `purge` and `expired_row`: expired records; `thread`
+//!   and `queue`: between them and the callers
 //!
 //! An operator can read the file with any SQLite shell while it is in use:
 //!

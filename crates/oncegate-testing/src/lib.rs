@@ -10,8 +10,8 @@
 //! of defects.
 //!
 //! The module `promise`, behind a feature of that name, judges oncegate itself, for stores and
-//! sources of your own: whether its promise holds while workers are killed and stores are lost. Both
-//! judges decide about effects with [`judge_effects`].
+//! sources of your own: whether its promise holds while workers are killed and stores are lost.
+//! Both judges decide about effects with [`judge_effects`].
 //!
 //! # Features
 //!

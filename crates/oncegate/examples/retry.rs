@@ -1,5 +1,5 @@
-//! A bank that is busy at first: the message is tried again, under the same idempotency key, and one
-//! that can never succeed is given up. `cargo run --example retry`, without a server.
+//! A bank that is busy at first: the message is tried again, under the same idempotency key, and
+//! one that can never succeed is given up. `cargo run --example retry`, without a server.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! The same consumer on a queue of SQS: `cargo run --example sqs --features sqs -- QUEUE DEAD_LETTERS`,
-//! with the credentials and the region of the AWS SDK, or `AWS_ENDPOINT_URL` for another server.
+//! The same consumer on a queue of SQS:
+//! `cargo run --example sqs --features sqs -- QUEUE DEAD_LETTERS`, with the credentials and the
+//! region of the AWS SDK, or `AWS_ENDPOINT_URL` for another server.
 
 use oncegate::prelude::*;
 use oncegate::sqs::SqsDeadLetters;

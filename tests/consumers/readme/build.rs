@@ -1,5 +1,5 @@
-//! Takes the program from the tutorial for Rust, and compares the dependencies that it names with those of
-//! this package.
+//! Takes the program from the tutorial for Rust, and compares the dependencies that it names with
+//! those of this package.
 
 use std::collections::BTreeMap;
 use std::path::Path;

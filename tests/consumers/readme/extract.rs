@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The tutorial, and an order to cargo to build again when it or the README changes. What the README
-/// shows of the program is compared with it.
+/// The tutorial, and an order to cargo to build again when it or the README changes. What the
+/// README shows of the program is compared with it.
 pub(crate) fn tutorial() -> String {
     let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     let root = folders

@@ -10,8 +10,8 @@ use serde_json::json;
 /// How many orders are handled between two faults, on average.
 const ORDERS_A_FAULT: usize = 100;
 const WORKERS: usize = 3;
-/// The number of workers that are killed: `ONCEGATE_RABBITMQ_KILLS`. The broker is killed once, and a worker
-/// stopped once, for so many of them.
+/// The number of workers that are killed: `ONCEGATE_RABBITMQ_KILLS`. The broker is killed once, and
+/// a worker stopped once, for so many of them.
 const DEFAULT_KILLS: usize = 5;
 const KILLS_A_BROKER: usize = 5;
 const KILLS_A_STOP: usize = 10;

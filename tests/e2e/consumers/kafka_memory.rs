@@ -1,7 +1,7 @@
 //! How much memory a consumer takes with a backlog before it.
 //!
-//! `ONCEGATE_BACKLOG_MESSAGES` sets how many messages wait (default 100,000), as far as they are not
-//! larger than 512 MiB together. The table it prints is the one in `docs/KAFKA.md`.
+//! `ONCEGATE_BACKLOG_MESSAGES` sets how many messages wait (default 100,000), as far as they are
+//! not larger than 512 MiB together. The table it prints is the one in `docs/KAFKA.md`.
 
 use std::process::Stdio;
 use std::time::Duration;

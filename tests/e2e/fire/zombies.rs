@@ -18,8 +18,8 @@ use oncegate_testkit::{Kafka, Ledger, Record, Redis, until};
 const LIMIT: Duration = Duration::from_secs(240);
 /// How long the poll thread of a worker may be away, and is away.
 const POLL_INTERVAL: Duration = Duration::from_secs(4);
-/// Ten times as long as librdkafka takes to notice a missing poll: nothing shows from outside that it
-/// has.
+/// Ten times as long as librdkafka takes to notice a missing poll: nothing shows from outside that
+/// it has.
 const NOTICED_AFTER: Duration = Duration::from_secs(5);
 /// The order that the first worker is stopped in.
 const ORDER: &str = "1/1";

@@ -67,7 +67,8 @@ fn has(source: &KafkaSource, count: usize) -> Result<(), String> {
 }
 
 /// The first member is not told to give a partition away, and librdkafka asks for no whole answer
-/// after one that was lost. It keeps its partitions, and messages of them, until the group drops it.
+/// after one that was lost. It keeps its partitions, and messages of them, until the group drops
+/// it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rebalance_survives_a_lost_answer_to_a_heartbeat() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");

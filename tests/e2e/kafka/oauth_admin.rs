@@ -184,7 +184,8 @@ async fn a_right_that_the_user_of_a_token_lacks_is_no_refused_login(broker: &Wit
     assert_eq!(described().await.partitions, 2, "it is still there");
 }
 
-/// The error of an administrator with one property that is changed. It is the same for all requests.
+/// The error of an administrator with one property that is changed. It is the same for all
+/// requests.
 async fn refusal(
     properties: &[(String, String)],
     brokers: &str,

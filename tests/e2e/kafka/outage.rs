@@ -26,8 +26,8 @@ const SESSIONS: [&str; 2] = [
     "group.consumer.session.timeout.ms=6000",
     "group.consumer.heartbeat.interval.ms=500",
 ];
-/// The new protocol. A member that misses the answer which tells it to give partitions away keeps them
-/// for `max.poll.interval.ms` (`heartbeats.rs`), five minutes by default.
+/// The new protocol. A member that misses the answer which tells it to give partitions away keeps
+/// them for `max.poll.interval.ms` (`heartbeats.rs`), five minutes by default.
 const NEW: &[(&str, &str)] = &[
     ("group.protocol", "consumer"),
     ("max.poll.interval.ms", "30000"),

@@ -88,7 +88,8 @@ impl Audit {
     /// workers.
     pub const DEFAULT_STEP: &str = "handler";
 
-    /// Takes the same scope, key and store as the [`Gate`](oncegate_runtime::Gate) whose work is audited.
+    /// Takes the same scope, key and store as the [`Gate`](oncegate_runtime::Gate) whose work is
+    /// audited.
     pub fn new(scope: impl Into<String>, key: Key, store: impl Store + 'static) -> Self {
         let subject = Subject {
             scope: scope.into(),
@@ -111,8 +112,8 @@ impl Audit {
         self
     }
 
-    /// The step of [`Attempt::idempotency_key`](oncegate_runtime::Attempt::idempotency_key) whose effects are
-    /// compared. Default: [`DEFAULT_STEP`](Self::DEFAULT_STEP).
+    /// The step of [`Attempt::idempotency_key`](oncegate_runtime::Attempt::idempotency_key) whose
+    /// effects are compared. Default: [`DEFAULT_STEP`](Self::DEFAULT_STEP).
     #[must_use]
     pub fn step(mut self, step: impl Into<String>) -> Self {
         self.step = step.into();

@@ -71,8 +71,8 @@ impl DryRun {
     /// 36 MB at the most.
     const DEFAULT_EXACT_KEYS_MAX: usize = 1_000_000;
 
-    /// Takes the same scope, key and store as the [`Gate`](oncegate_runtime::Gate) whose work is to be
-    /// checked.
+    /// Takes the same scope, key and store as the [`Gate`](oncegate_runtime::Gate) whose work is to
+    /// be checked.
     pub fn new(scope: impl Into<String>, key: Key, store: impl Store + 'static) -> Self {
         Self {
             scope: scope.into(),

@@ -180,8 +180,8 @@ pub(crate) fn markdown() -> String {
     out
 }
 
-/// Returns what the documentation says of a setting of a consumer, with its default, for the help of
-/// a flag.
+/// Returns what the documentation says of a setting of a consumer, with its default, for the help
+/// of a flag.
 pub(crate) fn meaning(setting: &str) -> String {
     static ROWS: LazyLock<Vec<SettingRow>> = LazyLock::new(rows);
     let path = format!("consumer.{NAME}.{setting}");

@@ -26,9 +26,9 @@ const UNNAMED: &str = "default";
 /// Publish what transactions have written into outboxes, until it is stopped
 ///
 /// Any number of these may run: for each outbox one of them leads, and another takes over when it
-/// ends. A database or broker that is away is waited for. Settings come from a file, with tables such as [outbox.shop], from variables
-/// such as ONCEGATE_OUTBOX__SHOP__LEASE over it, and from flags over both. SIGTERM lets messages in
-/// flight end; a second signal does not wait for them.
+/// ends. A database or broker that is away is waited for. Settings come from a file, with tables
+/// such as [outbox.shop], from variables such as ONCEGATE_OUTBOX__SHOP__LEASE over it, and from
+/// flags over both. SIGTERM lets messages in flight end; a second signal does not wait for them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RelayArgs {
     #[command(flatten)]

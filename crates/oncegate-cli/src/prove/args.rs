@@ -15,9 +15,9 @@ use crate::parse::{duration, pair};
 ///
 /// docs/PROVE.md explains it. Each line of --samples is a business event. The events and duplicates
 /// of them go through an embedded broker, a gate and the worker, while faults happen: kills, lost
-/// answers, failures of the downstream service and others. The worker must have its effects in the downstream service
-/// that this command starts: POST $ONCEGATE_DOWNSTREAM/effects with a JSON body, and with the
-/// header Idempotency-Key if it is right. The service is the witness.
+/// answers, failures of the downstream service and others. The worker must have its effects in the
+/// downstream service that this command starts: POST $ONCEGATE_DOWNSTREAM/effects with a JSON body,
+/// and with the header Idempotency-Key if it is right. The service is the witness.
 ///
 /// Exit code 0: nothing was found. 1: a defect was found; each is one line on standard output. 3:
 /// nothing was found, but fewer than three of four faults were tried.

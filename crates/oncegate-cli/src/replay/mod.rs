@@ -1,6 +1,6 @@
 //! `oncegate replay`: reports what a replay of topics would run, without running or claiming
-//! anything (`dry_run`); with `--queue`, what the messages of a queue would (`queue`); with `--run`,
-//! runs what is missing (`repair`, with the source `missing`).
+//! anything (`dry_run`); with `--queue`, what the messages of a queue would (`queue`); with
+//! `--run`, runs what is missing (`repair`, with the source `missing`).
 
 use crate::exit::{Exit, Problem};
 

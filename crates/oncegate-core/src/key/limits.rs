@@ -13,7 +13,8 @@ pub const MAX_DEPTH: usize = 64;
 /// SQS. Change it with [`Key::max_payload_bytes`](super::Key::max_payload_bytes).
 pub const DEFAULT_MAX_PAYLOAD_BYTES: usize = 4 * 1024 * 1024;
 
-/// The highest value for [`Key::max_payload_bytes`](super::Key::max_payload_bytes), in bytes (1 GiB).
+/// The highest value for [`Key::max_payload_bytes`](super::Key::max_payload_bytes), in bytes
+/// (1 GiB).
 pub const MAX_PAYLOAD_BYTES_LIMIT: usize = 1024 * 1024 * 1024;
 
 /// The maximum number of paths in one specification.

@@ -29,7 +29,8 @@ pub(super) fn write_canonical(text: &[u8], out: &mut Vec<u8>) -> Result<(), Expo
     let (mantissa, exponent) = split_at_byte(text, |b| matches!(b, b'e' | b'E'));
     let (whole, fraction) = split_at_byte(mantissa, |b| b == b'.');
 
-    // Zeros at both ends are dropped. The exponent makes up for those that stood for a power of ten.
+    // Zeros at both ends are dropped. The exponent makes up for those that stood for a power of
+    // ten.
     let mut whole = trim_start_zeros(whole);
     let mut fraction = trim_end_zeros(fraction);
     let mut shift = -signed(fraction.len());

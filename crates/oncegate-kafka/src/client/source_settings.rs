@@ -24,13 +24,13 @@ pub enum StartAt {
     /// expired.
     ///
     /// The position is committed at once, for all partitions of the topic, before any message is
-    /// received: later messages are never skipped, even if the process ends before the first message
-    /// is finished. A partition that the topic gains later begins with its first message.
+    /// received: later messages are never skipped, even if the process ends before the first
+    /// message is finished. A partition that the topic gains later begins with its first message.
     End,
 }
 
-/// The settings of a [`KafkaSource`](crate::KafkaSource), besides its cluster, its group, its topics
-/// and the properties of librdkafka.
+/// The settings of a [`KafkaSource`](crate::KafkaSource), besides its cluster, its group, its
+/// topics and the properties of librdkafka.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "config",

@@ -107,16 +107,16 @@ impl KafkaSource {
         self
     }
 
-    /// Sets the [time that a revoke waits](KafkaSettings::drain_timeout) for running handlers: 10 s by
-    /// default.
+    /// Sets the [time that a revoke waits](KafkaSettings::drain_timeout) for running handlers: 10 s
+    /// by default.
     #[must_use]
     pub fn drain_timeout(mut self, timeout: Duration) -> Self {
         self.settings.source.drain_timeout = timeout;
         self
     }
 
-    /// Sets the [time limit of one attempt to open](KafkaSettings::open_timeout): 10 s by default. A
-    /// starting consumer tries again, see
+    /// Sets the [time limit of one attempt to open](KafkaSettings::open_timeout): 10 s by default.
+    /// A starting consumer tries again, see
     /// [`Consumer::start_patience`](oncegate_runtime::Consumer::start_patience).
     #[must_use]
     pub fn open_timeout(mut self, timeout: Duration) -> Self {
@@ -124,24 +124,24 @@ impl KafkaSource {
         self
     }
 
-    /// Makes this consumer a [static member](KafkaSettings::static_member) of the group, with an `id`
-    /// that no other member has. Not set by default.
+    /// Makes this consumer a [static member](KafkaSettings::static_member) of the group, with an
+    /// `id` that no other member has. Not set by default.
     #[must_use]
     pub fn static_member(mut self, id: impl Into<String>) -> Self {
         self.settings.source.static_member = Some(id.into());
         self
     }
 
-    /// Sets the [number of messages](KafkaSettings::buffered_messages) that wait to be received: 10,000
-    /// by default.
+    /// Sets the [number of messages](KafkaSettings::buffered_messages) that wait to be received:
+    /// 10,000 by default.
     #[must_use]
     pub fn buffered_messages(mut self, messages: usize) -> Self {
         self.settings.source.buffered_messages = messages;
         self
     }
 
-    /// Sets the [bytes of messages](KafkaSettings::buffered_bytes) that wait to be received: 32 MiB by
-    /// default.
+    /// Sets the [bytes of messages](KafkaSettings::buffered_bytes) that wait to be received: 32 MiB
+    /// by default.
     #[must_use]
     pub fn buffered_bytes(mut self, bytes: usize) -> Self {
         self.settings.source.buffered_bytes = bytes;
@@ -179,8 +179,8 @@ impl KafkaSource {
     }
 
     /// Continues at the committed positions [when a topic's id
-    /// changes](KafkaSettings::keep_positions_of_recreated_topics); by default the topic is then read
-    /// from its beginning.
+    /// changes](KafkaSettings::keep_positions_of_recreated_topics); by default the topic is then
+    /// read from its beginning.
     #[must_use]
     pub fn keep_positions_of_recreated_topics(mut self) -> Self {
         self.settings.source.keep_positions_of_recreated_topics = true;

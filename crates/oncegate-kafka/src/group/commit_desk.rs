@@ -250,8 +250,8 @@ mod tests {
         assert!(Instant::now() < far);
     }
 
-    /// The group may have ended the member's session a moment before, which the client learns by the
-    /// refusal.
+    /// The group may have ended the member's session a moment before, which the client learns by
+    /// the refusal.
     #[test]
     fn a_member_that_is_lost_repeats_no_last_commit() {
         let desk = CommitDesk::default();

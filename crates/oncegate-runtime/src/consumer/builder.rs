@@ -88,14 +88,15 @@ impl Consumer {
     }
 
     /// Sets the [number of handlers](ConsumerSettings::tenant_limit) that run at a time for one
-    /// tenant: by default as many as for all tenants together. The tenant is that of the gate's key,
-    /// [`Key::tenant`](oncegate_core::key::Key::tenant).
+    /// tenant: by default as many as for all tenants together. The tenant is that of the gate's
+    /// key, [`Key::tenant`](oncegate_core::key::Key::tenant).
     pub fn tenant_limit(mut self, handlers: u32) -> Self {
         self.settings.tenant_limit = Some(handlers);
         self
     }
 
-    /// Sets the [order](ConsumerSettings::ordering) in which messages run: by broker key by default.
+    /// Sets the [order](ConsumerSettings::ordering) in which messages run: by broker key by
+    /// default.
     pub fn ordering(mut self, ordering: Ordering) -> Self {
         self.settings.ordering = ordering;
         self
@@ -209,9 +210,9 @@ impl Consumer {
         self
     }
 
-    /// [Fails open](ConsumerSettings::fail_open_after): when the store has been away for `patience`,
-    /// messages run without it until it answers again. By default they wait (the consumer fails
-    /// closed), however long that takes.
+    /// [Fails open](ConsumerSettings::fail_open_after): when the store has been away for
+    /// `patience`, messages run without it until it answers again. By default they wait (the
+    /// consumer fails closed), however long that takes.
     ///
     /// This gives up the promise for as long as the store is away.
     pub fn fail_open_after(mut self, patience: Duration) -> Self {

@@ -170,8 +170,8 @@ impl Lease {
     ///
     /// # Errors
     /// Returns an error when the result is larger than the gate keeps, cannot be encoded, or the
-    /// gate's [`large_results`](super::Gate::large_results) did not take it. The work is then recorded as
-    /// done without its result: acknowledge all the same.
+    /// gate's [`large_results`](super::Gate::large_results) did not take it. The work is then
+    /// recorded as done without its result: acknowledge all the same.
     pub fn complete<T: ToStored + ?Sized>(
         self,
         result: &T,

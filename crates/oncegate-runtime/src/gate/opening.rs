@@ -64,8 +64,8 @@ impl Gate {
         Ok(Arc::new(gate))
     }
 
-    /// Returns a gate with the same settings that uses no store: it admits every key that does not already
-    /// run in this process, and counts it. `None` unless the consumer fails open.
+    /// Returns a gate with the same settings that uses no store: it admits every key that does not
+    /// already run in this process, and counts it. `None` unless the consumer fails open.
     pub(crate) fn fail_open(&self) -> Result<Option<Arc<OpenGate>>, GateError> {
         if self.fail_open_after.is_none() {
             return Ok(None);

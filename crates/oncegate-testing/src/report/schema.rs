@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::VerdictDocument;
 
 /// Returns the JSON schema (draft 2020-12) of the document that [`json`](super::json) makes;
-/// `oncegate generate schema prove` prints it. Its descriptions are the doc comments of the types. Later
-/// releases may add members, defects, faults and events under the same name, and remove none.
+/// `oncegate generate schema prove` prints it. Its descriptions are the doc comments of the types.
+/// Later releases may add members, defects, faults and events under the same name, and remove none.
 pub fn schema() -> Value {
     SchemaSettings::draft2020_12()
         .for_serialize()

@@ -289,8 +289,8 @@ fn on_file(store: &SqliteStore, transaction: &str, till: Till) -> Work {
     })
 }
 
-/// The work on a server. The transactions go through the proxy, and so does what the store writes for them. For a batch
-/// it does not: it would pass the point before the one transaction.
+/// The work on a server. The transactions go through the proxy, and so does what the store writes
+/// for them. For a batch it does not: it would pass the point before the one transaction.
 async fn on_server(
     client: Client,
     transaction: &str,

@@ -1,9 +1,9 @@
 //! The conformance suite that every store must pass.
 //!
-//! The suite uses only the [`Store`](crate::store::Store) trait and makes no assumption about the store's clock. In
-//! addition, a store must offer a way to let time pass for a key; see [`Bench`]. All leases and
-//! delays differ by half a step from the time that passes, so the real time of a slow server
-//! decides nothing.
+//! The suite uses only the [`Store`](crate::store::Store) trait and makes no assumption about the
+//! store's clock. In addition, a store must offer a way to let time pass for a key; see [`Bench`].
+//! All leases and delays differ by half a step from the time that passes, so the real time of a
+//! slow server decides nothing.
 
 mod attempts;
 mod batches;

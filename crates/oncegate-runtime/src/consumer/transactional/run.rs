@@ -1,5 +1,5 @@
-//! Runs a transactional handler in a transaction: with 1 to n messages whose keys are not claimed, or
-//! with one message under its claim.
+//! Runs a transactional handler in a transaction: with 1 to n messages whose keys are not claimed,
+//! or with one message under its claim.
 
 use std::error::Error;
 use std::panic::AssertUnwindSafe;

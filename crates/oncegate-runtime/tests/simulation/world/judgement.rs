@@ -1,4 +1,5 @@
-//! The judgement of a run: every ack is justified, nothing is lost, and extra effects are explained.
+//! The judgement of a run: every ack is justified, nothing is lost, and extra effects are
+//! explained.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
