@@ -12,7 +12,6 @@ use tokio_postgres::config::{Host, TargetSessionAttrs};
 
 use super::link::{CONNECTIONS, Link};
 use super::notices::Notices;
-use super::password::PasswordFile;
 use super::purge::Purge;
 use super::session::{Sessions, session_options};
 use super::settings::PostgresSettings;
@@ -21,6 +20,7 @@ use super::tls::{Parameters, Tls};
 use super::transactional::Connecting;
 use super::{Inner, PostgresStore};
 use oncegate_store_toolkit::archive::{Archive, SharedArchive};
+use oncegate_store_toolkit::password::PasswordFile;
 use oncegate_store_toolkit::start::until_reachable;
 
 /// Default of the longest time between two purges of expired records.

@@ -63,7 +63,6 @@ mod journal;
 mod link;
 mod notices;
 mod outbox;
-mod password;
 mod purge;
 mod reconnect;
 mod removal;

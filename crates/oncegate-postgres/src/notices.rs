@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use deadpool_postgres::Connect;
 use futures_util::future::BoxFuture;
+use oncegate_store_toolkit::password::PasswordFile;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinHandle;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, NoTls};
 use tracing::warn;
 
-use crate::password::PasswordFile;
 use crate::tls::Tls;
 
 /// The function of the server that warns of an interrupted wait. The text of the warning is

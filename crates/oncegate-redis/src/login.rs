@@ -1,25 +1,21 @@
 //! The password and certificates of a connection, read whenever a connection is opened.
 
-use std::path::PathBuf;
-
 use oncegate_core::store::StoreError;
+use oncegate_store_toolkit::password::PasswordFile;
 use redis::ConnectionInfo;
-
-/// The most bytes of a file with a password.
-const PASSWORD_MAX_BYTES: usize = 64 * 1024;
 
 /// The password and certificates of connections, as far as the URL has none.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Login {
     /// The file with the password.
-    pub(super) password: Option<PathBuf>,
+    pub(super) password: Option<PasswordFile>,
     #[cfg(feature = "tls")]
     pub(super) certificates: super::tls::Certificates,
 }
 
 impl Login {
     /// The same certificates with another password, or none.
-    pub(super) fn with_password(&self, password: Option<PathBuf>) -> Self {
+    pub(super) fn with_password(&self, password: Option<PasswordFile>) -> Self {
         let mut login = self.clone();
         login.password = password;
         login
@@ -33,8 +29,8 @@ impl Login {
     pub(super) fn applied(&self, info: ConnectionInfo) -> Result<ConnectionInfo, StoreError> {
         let info = match &self.password {
             None => info,
-            Some(path) => {
-                let settings = info.redis_settings().clone().set_password(password(path)?);
+            Some(file) => {
+                let settings = info.redis_settings().clone().set_password(file.read()?);
                 info.set_redis_settings(settings)
             }
         };
@@ -42,25 +38,4 @@ impl Login {
         let info = self.certificates.applied(info)?;
         Ok(info)
     }
-}
-
-fn password(path: &std::path::Path) -> Result<String, StoreError> {
-    let text = std::fs::read_to_string(path).map_err(|error| unreadable(path, &error))?;
-    if text.len() > PASSWORD_MAX_BYTES {
-        let bytes = text.len();
-        let why = format_args!("{bytes} bytes are too many for a password");
-        return Err(unreadable(path, &why));
-    }
-    // Editors end a file with a line feed.
-    Ok(text
-        .strip_suffix('\n')
-        .map_or(text.as_str(), |text| text.trim_end_matches('\r'))
-        .to_owned())
-}
-
-fn unreadable(path: &std::path::Path, why: &dyn std::fmt::Display) -> StoreError {
-    StoreError::refused(format!(
-        "the password cannot be read from {}: {why}",
-        path.display()
-    ))
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use deadpool_redis::Pool;
 use oncegate_core::store::StoreError;
+use oncegate_store_toolkit::password::PasswordFile;
 use parking_lot::Mutex;
 use redis::ConnectionInfo;
 
@@ -151,8 +152,8 @@ impl RedisBuilder {
                 name,
                 primary,
             } => {
-                let password_file = self.settings.sentinel_password_file.clone();
-                let login = opener.login.with_password(password_file);
+                let password = self.settings.sentinel_password_file.clone();
+                let login = opener.login.with_password(password.map(PasswordFile::new));
                 let sentinels = sentinels
                     .into_iter()
                     .map(|info| prepared(self.logged_in(info), &login, warnings));
@@ -178,7 +179,7 @@ impl RedisBuilder {
     /// The login of connections to the servers.
     fn login(&self) -> Login {
         Login {
-            password: self.settings.password_file.clone(),
+            password: self.settings.password_file.clone().map(PasswordFile::new),
             #[cfg(feature = "tls")]
             certificates: Certificates::of(&self.settings.tls, self.tls_root.clone()),
         }
