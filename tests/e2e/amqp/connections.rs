@@ -84,7 +84,7 @@ async fn a_silent_connection_is_given_up_after_heartbeats() {
         })
         .await;
     stage.send([2]).await;
-    running.watched.until("acks", 2).await;
+    clerk.book.until_charged(2).await;
     running.stop().await;
     clerk.book.charged_once(2);
 }

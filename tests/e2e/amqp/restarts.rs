@@ -54,7 +54,7 @@ async fn nothing_is_lost_when_the_broker_is_killed() {
             .await;
         clerk.open();
         server.start_again().await;
-        running.watched.until("acks", MESSAGES.into()).await;
+        clerk.book.until_charged(MESSAGES).await;
         running
             .until_health("ready", |health| health.is_ready())
             .await;
@@ -84,7 +84,7 @@ async fn nothing_is_lost_when_the_nodes_of_a_cluster_are_parted() {
         clerk.open();
         clerk.book.until_count("charge", 8).await;
         first.rejoin(&second).await;
-        running.watched.until("acks", MESSAGES.into()).await;
+        clerk.book.until_charged(MESSAGES).await;
         running
             .until_health("ready", |health| health.is_ready())
             .await;

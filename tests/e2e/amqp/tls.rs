@@ -136,7 +136,7 @@ async fn certificates_and_a_password_are_read_for_each_connection() {
     server.kill();
     server.start_again().await;
     stage.send([1]).await;
-    running.watched.until("acks", 2).await;
+    clerk.book.until_charged(2).await;
     running.stop().await;
     clerk.book.charged_once(2);
 }
