@@ -35,7 +35,8 @@ struct Cancels {
     rng: Rng,
     /// How many statements are sent until the next one is cancelled.
     left: u64,
-    chosen: UnboundedSender<()>,
+    /// None once no more are to be cancelled.
+    chosen: Option<UnboundedSender<()>>,
     hits: u64,
     /// Those of them after which the session was in no transaction: a BEGIN, or a statement that
     /// commits by itself.
@@ -49,7 +50,7 @@ impl Cancels {
             Self {
                 rng,
                 left: 1,
-                chosen,
+                chosen: Some(chosen),
                 hits: 0,
                 outside: 0,
             },
@@ -61,7 +62,9 @@ impl Cancels {
         self.left -= 1;
         if self.left == 0 {
             self.left = self.rng.u64(1..=STATEMENTS_BETWEEN_MOST);
-            self.chosen.send(()).ok();
+            if let Some(chosen) = &self.chosen {
+                chosen.send(()).ok();
+            }
             std::thread::sleep(Duration::from_micros(self.rng.u64(..HELD_MICROS_MOST)));
         }
     }
@@ -157,10 +160,12 @@ async fn charge_all(client: Client, is_batched: bool, ids: &[i64], rng: &mut Rng
     } else {
         place.transactional(Pay::new(&place, After::Return)).await
     };
-    tokio::select! {
-        () = bench.run(place.gate(LEASE), handler, ids.len()) => {}
-        () = cancel_all(&direct, &sessions, to_cancel) => {}
-    }
+    let run = async {
+        bench.run(place.gate(LEASE), handler, ids.len()).await;
+        cancels.lock().unwrap().chosen = None;
+    };
+    // The last cancellation is over, too: what is asked below goes through the same sessions.
+    tokio::join!(run, cancel_all(&direct, &sessions, to_cancel));
     let what = format!(
         "{client}, {}",
         if is_batched { "batches" } else { "one by one" }
