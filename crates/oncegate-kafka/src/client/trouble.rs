@@ -28,9 +28,38 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
+    /// Returns the reason why a client that reports this error cannot continue; `None` if it can.
+    ///
+    /// `fatal` is the fatal error that it has by then.
+    pub(crate) fn of(
+        error: &KafkaError,
+        fatal: Option<(RDKafkaErrorCode, String)>,
+        new_protocol: bool,
+    ) -> Option<Self> {
+        let fatal = match (fatal, error) {
+            (Some((code, reason)), _) => Some(Self::of_fatal(code, &reason)),
+            (None, KafkaError::MessageConsumptionFatal(code)) => {
+                Some(Self::of_fatal(*code, &code.to_string()))
+            }
+            (None, _) => None,
+        };
+        let has_exceeded = matches!(
+            error,
+            KafkaError::MessageConsumption(RDKafkaErrorCode::PollExceeded)
+        );
+        match fatal {
+            // A classic member joins again by itself. A member of the new protocol gets no further
+            // notification; that the broker fences it later is only the consequence.
+            None | Some(Self::Dropped { .. }) if new_protocol && has_exceeded => {
+                Some(Self::poll_interval())
+            }
+            fatal => fatal,
+        }
+    }
+
     /// Classifies a fatal error of the client. Unknown errors are retried with a new client, a
     /// limited number of times.
-    pub(crate) fn of_fatal(code: RDKafkaErrorCode, reason: &str) -> Self {
+    fn of_fatal(code: RDKafkaErrorCode, reason: &str) -> Self {
         use RDKafkaErrorCode::{
             FencedInstanceId, GroupMaxSizeReached, InconsistentGroupProtocol, InvalidGroupId,
             UnreleasedInstanceId, UnsupportedAssignor, UnsupportedFeature, UnsupportedVersion,
@@ -63,7 +92,7 @@ impl Trouble {
     }
 
     /// The poll thread did not poll for longer than `max.poll.interval.ms`.
-    pub(crate) fn poll_interval() -> Self {
+    fn poll_interval() -> Self {
         let why = "the poll thread was held up for longer than max.poll.interval.ms";
         Self::Dropped {
             cause: "poll_interval",
@@ -405,6 +434,37 @@ mod tests {
         }
         let other = KafkaError::MessageConsumption(RDKafkaErrorCode::AllBrokersDown);
         assert_eq!(terms.refusal(&other), None);
+    }
+
+    #[test]
+    fn a_missed_poll_stays_the_cause_when_the_broker_has_fenced_the_member() {
+        let exceeded = KafkaError::MessageConsumption(RDKafkaErrorCode::PollExceeded);
+        let fatal = |code| Some((code, "what the client said".to_owned()));
+        let fenced = || fatal(RDKafkaErrorCode::FencedMemberEpoch);
+        for fatal in [None, fenced()] {
+            assert_eq!(
+                Trouble::of(&exceeded, fatal, true),
+                Some(Trouble::poll_interval())
+            );
+        }
+        // A new client would not help.
+        let hopeless = Trouble::of(&exceeded, fatal(RDKafkaErrorCode::FencedInstanceId), true);
+        assert!(
+            matches!(hopeless, Some(Trouble::Hopeless(_))),
+            "{hopeless:?}"
+        );
+        assert_eq!(Trouble::of(&exceeded, None, false), None);
+        let dropped = Trouble::of(&exceeded, fenced(), false);
+        assert!(
+            matches!(
+                dropped,
+                Some(Trouble::Dropped {
+                    cause: "dropped",
+                    ..
+                })
+            ),
+            "{dropped:?}"
+        );
     }
 
     #[test]

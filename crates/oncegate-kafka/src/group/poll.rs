@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rdkafka::Message as _;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::error::KafkaError;
 use rdkafka::message::BorrowedMessage;
 use rdkafka::topic_partition_list::Offset;
 
@@ -348,22 +348,13 @@ impl Poller {
 
     /// Decides whether an error is temporary. `Err` is the reason why this client cannot continue.
     fn judge(&self, error: &KafkaError) -> Result<(), Trouble> {
-        if let Some((code, reason)) = self.consumer.client().fatal_error() {
-            return Err(Trouble::of_fatal(code, &reason));
+        let fatal = self.consumer.client().fatal_error();
+        if let Some(trouble) = Trouble::of(error, fatal, self.terms.new_protocol) {
+            return Err(trouble);
         }
         let login = self.member.take_login_failure();
         match error {
             KafkaError::PartitionEOF(_) => return Ok(()),
-            KafkaError::MessageConsumptionFatal(code) => {
-                return Err(Trouble::of_fatal(*code, &code.to_string()));
-            }
-            // A classic member joins again by itself. A member of the new protocol gets no further
-            // notification.
-            KafkaError::MessageConsumption(RDKafkaErrorCode::PollExceeded)
-                if self.terms.new_protocol =>
-            {
-                return Err(Trouble::poll_interval());
-            }
             // A changed password is not everywhere at the same time.
             KafkaError::MessageConsumption(code)
                 if Trouble::is_about_login(*code) && self.rotation.may_come() => {}
