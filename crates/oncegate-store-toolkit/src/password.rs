@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read as _};
 use std::path::PathBuf;
 
 use oncegate_core::store::StoreError;
@@ -27,14 +27,11 @@ impl PasswordFile {
     /// The file cannot be read, is not UTF-8, or has more than 64 KiB. The text has the path, and
     /// nothing of what the file has.
     pub fn read(&self) -> Result<String, StoreError> {
+        let unreadable = |error: io::Error| self.unreadable(&error);
         let mut text = String::new();
-        File::open(&self.0)
-            .and_then(|file| {
-                file.take(MAX_BYTES.saturating_add(1))
-                    .read_to_string(&mut text)
-            })
-            .map_err(|error| self.unreadable(&error))?;
-        if u64::try_from(text.len()).unwrap_or(u64::MAX) > MAX_BYTES {
+        let mut file = File::open(&self.0).map_err(unreadable)?.take(MAX_BYTES + 1);
+        file.read_to_string(&mut text).map_err(unreadable)?;
+        if file.limit() == 0 {
             let why = format_args!("it has more than {MAX_BYTES} bytes");
             return Err(self.unreadable(&why));
         }
