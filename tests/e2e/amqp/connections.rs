@@ -87,6 +87,7 @@ async fn a_silent_connection_is_given_up_after_heartbeats() {
     clerk.book.until_charged(2).await;
     running.stop().await;
     clerk.book.charged_once(2);
+    stage.queue.until_ready(0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -231,16 +231,11 @@ impl Book {
 
     /// Requires that each of so many orders was charged once.
     pub(crate) fn charged_once(&self, orders: u32) {
-        let mut charges = BTreeMap::<String, usize>::new();
-        for line in self
-            .0
-            .borrow()
-            .iter()
-            .filter(|line| line.starts_with("charge "))
-        {
-            *charges.entry(line.clone()).or_default() += 1;
-        }
         let lines = self.0.borrow();
+        let mut charges = BTreeMap::<&str, usize>::new();
+        for line in lines.iter().filter(|line| line.starts_with("charge ")) {
+            *charges.entry(line).or_default() += 1;
+        }
         assert_eq!(charges.len(), orders as usize, "none is lost: {lines:?}");
         assert!(charges.values().all(|count| *count == 1), "{charges:?}");
     }

@@ -139,4 +139,5 @@ async fn certificates_and_a_password_are_read_for_each_connection() {
     clerk.book.until_charged(2).await;
     running.stop().await;
     clerk.book.charged_once(2);
+    stage.queue.until_ready(0).await;
 }
