@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::Read as _;
 use std::path::PathBuf;
 
 use oncegate_core::store::StoreError;
@@ -27,13 +27,13 @@ impl PasswordFile {
     /// The file cannot be read, is not UTF-8, or has more than 64 KiB. The text has the path, and
     /// nothing of what the file has.
     pub fn read(&self) -> Result<String, StoreError> {
-        let unreadable = |error: io::Error| self.unreadable(&error);
+        let file = File::open(&self.0).map_err(|error| self.unreadable(error))?;
+        let mut file = file.take(MAX_BYTES + 1);
         let mut text = String::new();
-        let mut file = File::open(&self.0).map_err(unreadable)?.take(MAX_BYTES + 1);
-        file.read_to_string(&mut text).map_err(unreadable)?;
+        file.read_to_string(&mut text)
+            .map_err(|error| self.unreadable(error))?;
         if file.limit() == 0 {
-            let why = format_args!("it has more than {MAX_BYTES} bytes");
-            return Err(self.unreadable(&why));
+            return Err(self.unreadable(format_args!("it has more than {MAX_BYTES} bytes")));
         }
         if let Some(line) = text.strip_suffix('\n') {
             text.truncate(line.trim_end_matches('\r').len());
@@ -41,7 +41,7 @@ impl PasswordFile {
         Ok(text)
     }
 
-    fn unreadable(&self, why: &dyn fmt::Display) -> StoreError {
+    fn unreadable(&self, why: impl fmt::Display) -> StoreError {
         StoreError::refused(format!(
             "the password cannot be read from {}: {why}",
             self.0.display()

@@ -415,6 +415,16 @@ impl PostgresServer {
     }
 }
 
+impl Drop for PostgresServer {
+    /// Has the server remove its shared memory, which one that is killed leaves to the machine: it
+    /// has 4,096 segments at most, and then no PostgreSQL starts any more.
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.process {
+            process.end_by("QUIT", GONE_LIMIT);
+        }
+    }
+}
+
 impl Deref for PostgresServer {
     type Target = Postgres;
 
@@ -471,4 +481,35 @@ fn find(program: &str) -> PathBuf {
     in_path
         .or_else(newest)
         .unwrap_or_else(|| panic!("{program} is neither in the path nor in {DEBIAN}. {HINT}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_ended_server_leaves_no_shared_memory() {
+        let server = PostgresServer::start().await;
+        let known = fs::read_to_string(server.data().join("postmaster.pid")).unwrap();
+        // The seventh line has the key and the id of the segment.
+        let id = known
+            .lines()
+            .nth(6)
+            .and_then(|line| line.split_whitespace().last());
+        let id = id.expect("PostgreSQL has a segment");
+        assert!(segments().iter().any(|segment| segment == id), "{known}");
+        drop(server);
+        assert!(
+            segments().iter().all(|segment| segment != id),
+            "{id} is left"
+        );
+    }
+
+    fn segments() -> Vec<String> {
+        let table = fs::read_to_string("/proc/sysvipc/shm").unwrap();
+        let ids = table
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(1));
+        ids.map(str::to_owned).collect()
+    }
 }

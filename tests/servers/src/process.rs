@@ -252,6 +252,24 @@ impl Process {
         drop(self.child.wait());
     }
 
+    /// Asks it to end by a signal, even if it was stopped, and waits until it has ended; one that
+    /// still runs after `limit` is killed.
+    pub fn end_by(&mut self, signal: &str, limit: Duration) {
+        if self.try_wait().is_some() {
+            return;
+        }
+        let script = r#"kill -s "$1" "$2"; kill -s CONT "$2""#;
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "kill", signal, &self.id().to_string()]);
+        // If it cannot be sent, the process is killed below.
+        drop(command.output());
+        let deadline = Instant::now() + limit;
+        while self.try_wait().is_none() && Instant::now() < deadline {
+            std::thread::sleep(PROBE_INTERVAL);
+        }
+        self.kill();
+    }
+
     /// Sends a signal by name (`STOP`, `CONT`, `TERM`). Returns once it is sent, not once it has
     /// worked.
     ///

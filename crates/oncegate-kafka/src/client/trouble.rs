@@ -49,7 +49,7 @@ impl Trouble {
         );
         match fatal {
             // A classic member joins again by itself. A member of the new protocol gets no further
-            // notification; that the broker fences it later is only the consequence.
+            // notification; that the broker removes it later is only the consequence.
             None | Some(Self::Dropped { .. }) if new_protocol && has_exceeded => {
                 Some(Self::poll_interval())
             }
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missed_poll_stays_the_cause_when_the_broker_has_fenced_the_member() {
+    fn a_missed_poll_stays_the_cause_when_the_member_is_fenced() {
         let exceeded = KafkaError::MessageConsumption(RDKafkaErrorCode::PollExceeded);
         let fatal = |code| Some((code, "what the client said".to_owned()));
         let fenced = || fatal(RDKafkaErrorCode::FencedMemberEpoch);
