@@ -49,7 +49,7 @@ async fn nothing_is_lost(kind: QueueKind, order: Order) {
     let redis = Redis::shared().await;
     let arguments = [("x-single-active-consumer", json!(order == Order::Kept))];
     let queue = server.new_queue_with("fire", kind, &arguments).await;
-    server.write_down_queues().await;
+    server.write_down().await;
     let faults = faults(&mut rng);
     // Some time after the last fault, while there is still enough left to do.
     let orders = ORDERS_A_FAULT * (faults.len() + 2);

@@ -19,7 +19,7 @@ impl Handler for Refusing {
 
 async fn is_waited_for_at_the_start(server: &mut RabbitMqServer) {
     let stage = Stage::on(server, QueueKind::Quorum).await;
-    server.write_down_queues().await;
+    server.write_down().await;
     stage.send([1]).await;
     server.kill();
     let clerk = Clerk::new();
@@ -43,7 +43,7 @@ async fn nothing_is_lost_when_the_broker_is_killed() {
     is_waited_for_at_the_start(&mut server).await;
     for kind in [QueueKind::Classic, QueueKind::Quorum] {
         let stage = Stage::on(&server, kind).await;
-        server.write_down_queues().await;
+        server.write_down().await;
         stage.send(0..MESSAGES).await;
         let clerk = Clerk::waiting();
         let running = stage.start(clerk.clone()).await;
@@ -116,14 +116,10 @@ async fn acks_continue(server: &RabbitMqServer) {
     stage.dead.until_ready(1).await;
     running.watched.until("acks", 1).await;
     // The connection that publishes is blocked at its next message.
-    server
-        .control(&["set_vm_memory_high_watermark", "absolute", "1MB"])
-        .await;
+    server.raise_memory_alarm().await;
     clerk.open();
     running.watched.until("acks", 3).await;
-    server
-        .control(&["set_vm_memory_high_watermark", "absolute", "512MB"])
-        .await;
+    server.clear_memory_alarm().await;
     running.stop().await;
     clerk.book.charged_once(2);
 }
@@ -134,9 +130,7 @@ async fn dead_letters_wait(server: &RabbitMqServer) {
     let running = stage.start(Refusing(clerk.clone())).await;
     stage.send([1, 2]).await;
     clerk.book.until_count("start", 2).await;
-    server
-        .control(&["set_vm_memory_high_watermark", "absolute", "1MB"])
-        .await;
+    server.raise_memory_alarm().await;
     clerk.open();
     let said = running
         .until_failure("dead_letter", "short of memory or disk")
@@ -147,9 +141,7 @@ async fn dead_letters_wait(server: &RabbitMqServer) {
         0,
         "no ack without a dead letter"
     );
-    server
-        .control(&["set_vm_memory_high_watermark", "absolute", "512MB"])
-        .await;
+    server.clear_memory_alarm().await;
     running.watched.until("acks", 2).await;
     running.stop().await;
     // A letter whose confirmation was lost with its connection is written again.

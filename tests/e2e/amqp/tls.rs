@@ -107,11 +107,9 @@ async fn certificates_and_a_password_are_read_for_each_connection() {
     place(&certificates());
     let port = LoopbackPort::reserve();
     let mut server = RabbitMqServer::start_with(&listener(&port, folder.path())).await;
-    server.control(&["add_user", "billing", "first"]).await;
-    let permitted = ["set_permissions", "billing", ".*", ".*", ".*"];
-    server.control(&permitted).await;
+    let user = server.new_user(".*", ".*", ".*").await;
+    server.set_password(&user, "first").await;
     let stage = Stage::on(&server, QueueKind::Quorum).await;
-    server.write_down_queues().await;
 
     let password = folder.path().join("password");
     std::fs::write(&password, "first").unwrap();
@@ -119,7 +117,7 @@ async fn certificates_and_a_password_are_read_for_each_connection() {
     let login = AmqpLogin::default()
         .password_by(move || std::fs::read_to_string(&read).map_err(|error| error.to_string()))
         .tls(files(folder.path().join("ca.pem"), folder.path()));
-    let uri = format!("amqps://billing@localhost:{}/%2f", port.number());
+    let uri = format!("amqps://{user}@localhost:{}/%2f", port.number());
     let source = AmqpSource::new(uri, stage.queue.name()).login(login);
     let clerk = Clerk::new();
     let running = stage
@@ -128,11 +126,10 @@ async fn certificates_and_a_password_are_read_for_each_connection() {
     stage.send([0]).await;
     running.watched.until("acks", 1).await;
 
-    server
-        .control(&["change_password", "billing", "second"])
-        .await;
+    server.set_password(&user, "second").await;
     std::fs::write(&password, "second").unwrap();
     place(&certificates());
+    server.write_down().await;
     server.kill();
     server.start_again().await;
     stage.send([1]).await;

@@ -148,9 +148,7 @@ impl RabbitMq {
     /// When the server refuses it.
     pub async fn new_user(&self, configure: &str, write: &str, read: &str) -> String {
         let user = crate::unique("user");
-        let body = serde_json::json!({ "password": GUEST, "tags": "" }).to_string();
-        self.manage("PUT", &format!("/api/users/{user}"), &body)
-            .await;
+        self.set_password(&user, GUEST).await;
         let rights = serde_json::json!({ "configure": configure, "write": write, "read": read });
         self.manage(
             "PUT",
@@ -159,6 +157,16 @@ impl RabbitMq {
         )
         .await;
         user
+    }
+
+    /// Gives a user another password.
+    ///
+    /// # Panics
+    /// When the server refuses it.
+    pub async fn set_password(&self, user: &str, password: &str) {
+        let body = serde_json::json!({ "password": password, "tags": "" }).to_string();
+        self.manage("PUT", &format!("/api/users/{user}"), &body)
+            .await;
     }
 
     /// Closes the connection whose given name contains `part`, as an operator does.

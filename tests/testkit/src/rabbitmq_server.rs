@@ -1,10 +1,11 @@
 //! RabbitMQ servers for one test.
 
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::ops::Deref;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +22,9 @@ const HINT: &str = "`scripts/fetch-servers` installs rabbitmq-server";
 
 /// Debian's script in the path of the system would change the user; this one is the server's own.
 const DEBIAN: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
+
+/// How much memory a server may use, in bytes: more than it needs.
+const MEMORY_LIMIT: u64 = 512 << 20;
 
 /// Names another `rabbitmq-server` to start.
 const PROGRAM_VARIABLE: &str = "ONCEGATE_RABBITMQ";
@@ -134,10 +138,15 @@ impl RabbitMqServer {
         fs::copy(self.dir.path().join(COOKIE), dir.path().join(COOKIE))
             .expect("this node has a cookie");
         let mut joined = Self::place(dir, &self.settings, Arc::clone(&self.ports.mapper), None);
+        // A node without data joins those that it finds there.
+        joined.settings += &format!(
+            "\ncluster_formation.peer_discovery_backend = classic_config\n\
+             cluster_formation.classic_config.nodes.1 = {}\n\
+             cluster_formation.classic_config.nodes.2 = {}",
+            self.node(),
+            joined.node()
+        );
         joined.start_again().await;
-        joined.control(&["stop_app"]).await;
-        joined.control(&["join_cluster", &self.node()]).await;
-        joined.control(&["start_app"]).await;
         joined
     }
 
@@ -171,25 +180,25 @@ impl RabbitMqServer {
     /// serve clients.
     ///
     /// # Panics
-    /// When `rabbitmqctl` fails, or the other one still sees this one.
+    /// When a node does not answer, or the other one still sees this one.
     pub async fn part_from(&self, other: &Self) {
         let (this, that) = (self.node(), other.node());
         let parted = format!(
             "erlang:set_cookie('{that}', another), erlang:disconnect_node('{that}'), false = lists:member('{that}', nodes())."
         );
-        self.control(&["eval", &parted]).await;
+        self.eval(&parted).await;
         // Nodes that meet again before both have noticed are another fault.
         let noticed = format!(
             "(fun Notice(Left) when Left > 0 -> case lists:member('{this}', nodes()) of false -> ok; \
              true -> timer:sleep(100), Notice(Left - 1) end end)(400)."
         );
-        other.control(&["eval", &noticed]).await;
+        other.eval(&noticed).await;
     }
 
     /// Lets them see each other again.
     ///
     /// # Panics
-    /// When `rabbitmqctl` fails, or they do not find each other.
+    /// When the node does not answer, or they do not find each other.
     pub async fn rejoin(&self, other: &Self) {
         let other = other.node();
         // They may refuse each other for a moment.
@@ -198,22 +207,46 @@ impl RabbitMqServer {
              (fun Meet(Left) when Left > 0 -> case net_kernel:connect_node('{other}') of true -> ok; \
              _ -> timer:sleep(250), Meet(Left - 1) end end)(400)."
         );
-        self.control(&["eval", &joined]).await;
+        self.eval(&joined).await;
     }
 
-    /// Writes down which quorum queues there are. RabbitMQ 3.10 does so minutes later, and has lost
-    /// the messages of a queue when it is killed before that: it starts the queue anew, empty and
-    /// without a leader.
+    /// Writes down which queues and users there are. RabbitMQ 3.10 does so seconds later, and for
+    /// quorum queues minutes: it starts one that it was killed before anew, empty and without a
+    /// leader.
     ///
     /// # Panics
-    /// When `rabbitmqctl` fails.
-    pub async fn write_down_queues(&self) {
-        self.control(&["eval", "ok = dets:sync(ra_directory_reverse)."])
+    /// When the node does not answer.
+    pub async fn write_down(&self) {
+        // Later versions keep them elsewhere, and have written them down.
+        self.eval("catch mnesia:sync_log(), ok = dets:sync(ra_directory_reverse).")
             .await;
     }
 
-    /// Kills the server with SIGKILL and waits until it is gone. Its data stays, except for quorum
-    /// queues that are not [written down](Self::write_down_queues).
+    /// Has the server take itself for short of memory: it reads nothing from connections that
+    /// publish.
+    ///
+    /// # Panics
+    /// When the node does not answer.
+    pub async fn raise_memory_alarm(&self) {
+        self.limit_memory(1 << 20).await;
+    }
+
+    /// Has the server read from all connections again.
+    ///
+    /// # Panics
+    /// When the node does not answer.
+    pub async fn clear_memory_alarm(&self) {
+        self.limit_memory(MEMORY_LIMIT).await;
+    }
+
+    async fn limit_memory(&self, bytes: u64) {
+        let limited =
+            format!("vm_memory_monitor:set_vm_memory_high_watermark({{absolute, {bytes}}}).");
+        self.eval(&limited).await;
+    }
+
+    /// Kills the server with SIGKILL and waits until it is gone. Its data stays, if it is
+    /// [written down](Self::write_down).
     pub fn kill(&mut self) {
         self.process = None;
     }
@@ -243,22 +276,26 @@ impl RabbitMqServer {
         self.process.as_mut().expect("RabbitMQ runs")
     }
 
-    /// Runs `rabbitmqctl` for this server.
-    ///
-    /// # Panics
-    /// When that fails.
-    pub async fn control(&self, arguments: &[&str]) {
-        let control = Self::program().with_file_name("rabbitmqctl");
-        let mut command = process::bound_to_parent(control, "KILL");
+    /// Has the node evaluate Erlang expressions. `erl_call` is a small program; `rabbitmqctl`
+    /// would start an Erlang machine of its own each time, as large as the server.
+    async fn eval(&self, code: &str) {
+        let mut command = process::bound_to_parent("erl_call", "KILL");
         self.environment(&mut command);
-        command.args(["--node", &self.node()]).args(arguments);
-        let log = self.dir.path().join("control.log");
-        let mut process = Process::spawn_logged("rabbitmqctl", command, &log);
-        let status = process.end_within(START_LIMIT).await;
+        command.args(["-sname", &self.node(), "-e"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = Process::spawn("erl_call", command);
+        let mut input = process.child().stdin.take().expect("it is a pipe");
+        // A full stop is one before white space alone.
+        let written = writeln!(input, "{code}");
+        drop(input);
+        process.end_within(START_LIMIT).await;
+        let mut said = String::new();
+        let output = process.child().stdout.take();
+        let read = output.expect("it is a pipe").read_to_string(&mut said);
+        // It ends with success whatever the node says.
         assert!(
-            status.success(),
-            "rabbitmqctl {arguments:?} failed: {}",
-            process.log_tail()
+            written.is_ok() && read.is_ok() && said.starts_with("{ok, "),
+            "{code} has failed: {said}"
         );
     }
 
@@ -280,7 +317,7 @@ impl RabbitMqServer {
         let management = ports.management.number();
         let text = format!(
             "listeners.tcp.1 = {}\nmanagement.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {management}\n\
-             loopback_users = none\ncollect_statistics_interval = 500\nvm_memory_high_watermark.absolute = 512MB\ndisk_free_limit.absolute = 50MB\n\
+             loopback_users = none\ncollect_statistics_interval = 500\nvm_memory_high_watermark.absolute = {MEMORY_LIMIT}\ndisk_free_limit.absolute = 50MB\n\
              {settings}\n",
             ports.amqp.address()
         );
