@@ -269,8 +269,11 @@ impl KafkaBroker {
         let mut settings = OsString::from("-Dlog4j2.configurationFile=");
         settings.push(self.file("log4j2.properties"));
         let mut command = process::bound_to_parent("java", "KILL");
+        // Java unpacks libraries there, and one that is killed leaves them.
+        let mut temporary = OsString::from("-Djava.io.tmpdir=");
+        temporary.push(self.dir.path());
+        command.args(options).arg(settings).arg(temporary);
         // The star is Java's, not the shell's: all jars of the folder.
-        command.args(options).arg(settings);
         command.args(archived(&lib()));
         command.arg("-cp").arg(lib().join("*")).arg(class);
         command
