@@ -7,14 +7,14 @@ mod disk;
 mod pgbouncer;
 pub mod place;
 mod postgres;
+mod postgres_server;
 pub mod process;
 
 pub use disk::SmallDisk;
 pub use pgbouncer::PgBouncer;
 pub use place::Port;
-pub use postgres::{
-    Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE, version as postgres_version,
-};
+pub use postgres::{Postgres, VARIABLE as POSTGRES_VARIABLE};
+pub use postgres_server::{PostgresServer, version as postgres_version};
 pub use process::{Process, run_servers_on};
 
 /// A name that no other test, process or earlier run has used: `prefix-` and 16 hex digits.

@@ -8,7 +8,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::place::{self, Port};
-use crate::postgres::{ACCOUNTS, Postgres};
+use crate::postgres::Postgres;
+use crate::postgres_server::ACCOUNTS;
 use crate::process::{self, Account, Process};
 
 /// Names the program, when it is not the one that `scripts/fetch-servers` fetches.

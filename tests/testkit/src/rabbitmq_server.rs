@@ -210,9 +210,9 @@ impl RabbitMqServer {
         self.eval(&joined).await;
     }
 
-    /// Writes down which queues and users there are. RabbitMQ 3.10 does so seconds later, and for
-    /// quorum queues minutes: it starts one that it was killed before anew, empty and without a
-    /// leader.
+    /// Writes down which queues and users there are. RabbitMQ 3.10 does so seconds later, and
+    /// minutes later for quorum queues: if it is killed before that, it starts them anew, empty and
+    /// without a leader.
     ///
     /// # Panics
     /// When the node does not answer.

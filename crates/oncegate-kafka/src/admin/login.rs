@@ -9,8 +9,8 @@ use rdkafka::error::RDKafkaErrorCode;
 use super::address::{Address, Failure};
 use super::connection::{Access, BrokerConnection};
 use super::messages::{self, text};
+use crate::client::login::RefusedLogin;
 use crate::client::tokens::Tokens;
-use crate::client::trouble::RefusedLogin;
 
 /// The mechanism by its name in SASL.
 const MECHANISM: &str = "OAUTHBEARER";

@@ -18,9 +18,9 @@ use rdkafka::metadata::Metadata;
 use rdkafka::topic_partition_list::TopicPartitionList;
 
 use super::log;
+use super::login::login_refusal;
 use super::settings;
 use super::tokens::{self, TokenError, Tokens};
-use super::trouble::login_refusal;
 use oncegate_runtime::source::SourceError;
 
 /// A client that asks.

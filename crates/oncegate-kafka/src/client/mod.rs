@@ -6,6 +6,7 @@ pub(crate) mod headers;
 pub(crate) mod inquiry;
 pub(crate) mod java_names;
 pub(crate) mod log;
+pub(crate) mod login;
 pub(crate) mod notices;
 pub(crate) mod producer;
 pub(crate) mod properties;

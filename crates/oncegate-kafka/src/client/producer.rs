@@ -14,11 +14,11 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 
 use super::log;
+use super::login::login_refusal;
 use super::properties::{FileContents, Properties};
 use super::rotation;
 use super::settings::{self, Property};
 use super::tokens::{self, Tokens};
-use super::trouble::login_refusal;
 use oncegate_runtime::message::{Header as OwnHeader, Message};
 use oncegate_runtime::source::SourceError;
 

@@ -17,8 +17,9 @@ use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::KafkaError;
 
 use super::member::Member;
+use crate::client::login::login_refusal;
 use crate::client::tokens::{self, Tokens};
-use crate::client::trouble::{Trouble, login_refusal};
+use crate::client::trouble::Trouble;
 use oncegate_runtime::health::CONNECTION_LIMIT;
 
 /// The client id of the probe, the client that checks whether the brokers answer.
