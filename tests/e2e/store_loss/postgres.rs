@@ -124,7 +124,7 @@ async fn a_standbys_takeover_raises_an_alarm_only_if_it_lagged() {
 }
 
 /// Ends the replication to a standby.
-async fn follow_no_more(standby: &tokio_postgres::Client) {
+pub(super) async fn follow_no_more(standby: &tokio_postgres::Client) {
     for statement in [
         "ALTER SYSTEM SET primary_conninfo = ''",
         "SELECT pg_reload_conf()",
