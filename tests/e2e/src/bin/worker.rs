@@ -18,7 +18,9 @@ use oncegate_testkit::Ledger;
 /// How long a charge takes before and after its effect: a kill at random hits either side.
 const BEFORE_THE_EFFECT: Duration = Duration::from_millis(4);
 const AFTER_THE_EFFECT: Duration = Duration::from_millis(2);
-const LEASE: Duration = Duration::from_millis(900);
+/// A worker that stands still for longer is taken for dead; on a machine that others use, each may
+/// for a second.
+const LEASE: Duration = Duration::from_secs(2);
 const SLOW: Duration = Duration::from_millis(300);
 /// So long that a test which waits for it has failed.
 const STOP_DEADLINE: Duration = Duration::from_secs(600);
