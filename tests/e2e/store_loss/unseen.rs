@@ -51,8 +51,9 @@ async fn complete_until_refused(gate: Gate, completed: Arc<AtomicU64>) -> String
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_brief_standby_lag_is_noticed_by_a_process_without_pause() {
+/// Promotes a standby that lacks this many completions of a process, which completes others
+/// without a pause, and waits until the process notices it.
+async fn a_lag_is_noticed(completions: u64) {
     let mut primary = PostgresServer::start().await;
     let payments = Payments::new().await;
     let direct = PostgresStore::connect(primary.url()).await.unwrap();
@@ -84,14 +85,25 @@ async fn a_brief_standby_lag_is_noticed_by_a_process_without_pause() {
     .await;
     let witness = standby.connection().await;
     follow_no_more(&witness).await;
-    // A process remembers about one completion for each tenth of a second: these take several.
-    until_completed(&completed, completed.load(Relaxed) + 500).await;
+    until_completed(&completed, completed.load(Relaxed) + completions).await;
     primary.kill();
     witness.batch_execute("SELECT pg_promote()").await.unwrap();
     front.point_at_address(address(standby.url()));
 
     let refused = working.await.unwrap();
     assert!(refused.contains("accept loss"), "{refused}");
+}
+
+/// A process remembers about one completion for each tenth of a second: these take several.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_brief_standby_lag_is_noticed_by_a_process_without_pause() {
+    a_lag_is_noticed(500).await;
+}
+
+/// It remembers the last one before a call that had no answer, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_lag_of_a_moment_is_noticed_by_a_call_that_fails() {
+    a_lag_is_noticed(2).await;
 }
 
 /// The name of connections through a proxy.

@@ -225,6 +225,15 @@ impl OpenGate {
         }
     }
 
+    /// Notes whether the store has answered.
+    fn note_reply(&self, reply: &Result<Reply, StoreError>) {
+        if let (Err(error), Some(losses)) = (reply, &self.losses)
+            && error.is_away()
+        {
+            losses.witnesses.note_unanswered();
+        }
+    }
+
     /// Returns why no claim is granted; `None` if claims are granted.
     pub(crate) fn refusal(&self) -> Option<StoreError> {
         self.losses.as_ref().and_then(|losses| losses.refusal())
@@ -305,6 +314,7 @@ impl OpenGate {
         replies.resize_with(count, || {
             Err(StoreError::unknown("the store gave no answer"))
         });
+        replies.iter().for_each(|reply| self.note_reply(reply));
         if !self.is_fail_open {
             let took = sent_at.elapsed();
             self.observe(Event::StoreCalled {
@@ -332,6 +342,7 @@ impl OpenGate {
         });
         async move {
             let reply = asked.await;
+            self.note_reply(&reply);
             if !self.is_fail_open {
                 let took = sent_at.elapsed();
                 self.observe(Event::StoreCalled {

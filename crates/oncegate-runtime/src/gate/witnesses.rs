@@ -1,5 +1,8 @@
 //! Records that a store must still hold: the last one that this process has completed, a sample of
 //! those that it has completed since the last check, and some that it has read before.
+//!
+//! The sample holds completions at intervals, and the last one before each call that the store has
+//! not answered: a copy of the store that takes over then lacks this one first.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,8 +55,8 @@ struct Sightings {
     earlier: VecDeque<Witness>,
 }
 
-/// Completions at intervals. A copy of the store that takes over on a busy process lacks some of
-/// them, although the process has completed others on it since.
+/// Completions since the last check. A copy of the store that takes over on a busy process lacks
+/// some of them, although the process has completed others on it since.
 #[derive(Debug)]
 struct Sample {
     /// The oldest first.
@@ -75,7 +78,14 @@ impl Default for Sample {
 impl Sample {
     /// Takes a completion, if one is due.
     fn note(&mut self, now: Instant, witness: &Witness) {
-        if self.next_at.is_some_and(|at| now < at) {
+        if self.next_at.is_none_or(|at| at <= now) {
+            self.take(now, witness);
+        }
+    }
+
+    /// Takes a completion, unless it was the last one taken.
+    fn take(&mut self, now: Instant, witness: &Witness) {
+        if self.taken.back() == Some(witness) {
             return;
         }
         if self.taken.len() >= MAX_SAMPLE {
@@ -125,6 +135,15 @@ impl Witnesses {
         let mut kept = self.lock();
         kept.sample.note(now, &witness);
         kept.last = Some(witness);
+    }
+
+    /// Notes that the store has not answered a call: a copy of it may take over, and what it lacks
+    /// is what was completed last, however briefly it has lagged.
+    pub(super) fn note_unanswered(&self) {
+        let mut kept = self.lock();
+        if let Some(last) = kept.last.clone() {
+            kept.sample.take(Instant::now(), &last);
+        }
     }
 
     /// Notes that the record has answered a duplicate.
@@ -356,6 +375,43 @@ mod tests {
                 assert!(!copy.check(&witnesses), "each is reported once");
             }
         }
+    }
+
+    // invariant: loss-undetected
+    #[tokio::test(start_paused = true)]
+    async fn a_lag_of_a_single_record_is_noticed_where_a_call_has_failed() {
+        for unanswered in [false, true] {
+            let witnesses = Witnesses::default();
+            let mut held = Held::default();
+            let work = Duration::from_millis(450);
+            let last = complete_for(&witnesses, &mut held, 0, work).await - 1;
+            // Each caller meets the failure, and the first of them on the copy do so still.
+            let mut copy = Held(held.0.clone());
+            copy.0.remove(&key(last));
+            let mut next = last + 1;
+            for _ in 0..3 {
+                if unanswered {
+                    witnesses.note_unanswered();
+                }
+                next = complete_for(&witnesses, &mut copy, next, Duration::from_millis(20)).await;
+            }
+            complete_for(&witnesses, &mut copy, next, Duration::from_secs(1)).await;
+            assert_eq!(copy.check(&witnesses), unanswered);
+        }
+    }
+
+    /// A store that answers some calls and not others costs no check more.
+    #[tokio::test(start_paused = true)]
+    async fn the_sample_stays_small_while_calls_fail() {
+        let witnesses = Witnesses::default();
+        let mut held = Held::default();
+        let mut next = 0;
+        for _ in 0..1_000 {
+            next = complete_for(&witnesses, &mut held, next, Duration::from_millis(10)).await;
+            witnesses.note_unanswered();
+        }
+        assert!(witnesses.ask().len() <= MAX_SAMPLE + 1);
+        assert!(!held.check(&witnesses));
     }
 
     #[tokio::test(start_paused = true)]
