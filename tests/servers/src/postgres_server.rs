@@ -124,14 +124,7 @@ impl PostgresServer {
             .arg(format!("--port={}", primary.port.number()))
             .arg("--pgdata")
             .arg(server.data());
-        let output = command
-            .output()
-            .unwrap_or_else(|error| panic!("cannot run pg_basebackup: {error}. {HINT}"));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            output.status.success(),
-            "pg_basebackup failed. {HINT}\n{said}"
-        );
+        finish(&mut command, "pg_basebackup");
         server.start_again().await;
         server
     }
@@ -179,11 +172,7 @@ impl PostgresServer {
             ])
             .arg("--pgdata")
             .arg(self.data());
-        let output = command
-            .output()
-            .unwrap_or_else(|error| panic!("cannot run initdb: {error}. {HINT}"));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "initdb failed. {HINT}\n{said}");
+        finish(&mut command, "initdb");
     }
 
     /// Kills the server with SIGKILL, all its processes, and waits until they are gone. Its data
@@ -332,6 +321,18 @@ pub fn version() -> String {
         .unwrap_or("unknown")
         .trim()
         .to_owned()
+}
+
+/// Runs one of PostgreSQL's programs to its end.
+///
+/// # Panics
+/// When it fails.
+fn finish(command: &mut Command, program: &str) {
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("cannot run {program}: {error}. {HINT}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} failed. {HINT}\n{said}");
 }
 
 /// Where a program is: in the path, or where Debian keeps its newest version.

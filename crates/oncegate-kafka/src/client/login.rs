@@ -111,18 +111,27 @@ mod tests {
     use super::*;
     use crate::client::trouble::failed_operation;
 
+    /// The refusal that a lost connection shows, which the client library explains so.
+    fn refusal_of_lost(reason: &str) -> Option<String> {
+        let error = KafkaError::Global(RDKafkaErrorCode::BrokerTransportFailure);
+        login_refusal(&error, reason, false)
+    }
+
+    /// The operation that has failed at a login by token, and the text of its error.
+    fn failed_login(reason: &str) -> (&'static str, String) {
+        let error = KafkaError::Global(RDKafkaErrorCode::Authentication);
+        let login = LoginFailure::of(&error, reason, true).expect("it is about the login");
+        (failed_operation(&error, Some(&login)), login.text)
+    }
+
     #[test]
     fn only_a_certificate_alert_at_a_connections_end_is_a_refusal() {
-        let refusal = |reason: &str| {
-            let error = KafkaError::Global(RDKafkaErrorCode::BrokerTransportFailure);
-            login_refusal(&error, reason, false)
-        };
         for alert in [
             "tlsv13 alert certificate required",
             "sslv3 alert bad certificate",
             "tlsv1 alert unknown ca",
         ] {
-            let told = refusal(&format!(
+            let told = refusal_of_lost(&format!(
                 "Receive failed: error:0A00045C:SSL routines::{alert}"
             ))
             .expect(alert);
@@ -135,25 +144,21 @@ mod tests {
             "Receive failed: Connection reset by peer",
             "error:0A000438:SSL routines::tlsv1 alert internal error",
         ] {
-            assert_eq!(refusal(other), None, "{other}");
+            assert_eq!(refusal_of_lost(other), None, "{other}");
         }
     }
 
     // invariant: stall-unreported
     #[test]
     fn a_refused_login_is_another_failure_than_an_ungranted_token() {
-        let error = KafkaError::Global(RDKafkaErrorCode::Authentication);
-        let operation = |reason: &str| {
-            let login = LoginFailure::of(&error, reason, true).expect("it is about the login");
-            (failed_operation(&error, Some(&login)), login.text)
-        };
         let (refused, text) =
-            operation("sasl_ssl://b:1/1: SASL authentication error: invalid_token");
+            failed_login("sasl_ssl://b:1/1: SASL authentication error: invalid_token");
         assert!(
             refused == LOGIN && text.contains("refuse the token"),
             "{refused}: {text}"
         );
-        let (not_granted, text) = operation(&format!("{NO_TOKEN}the token server does not answer"));
+        let (not_granted, text) =
+            failed_login(&format!("{NO_TOKEN}the token server does not answer"));
         assert!(
             not_granted == TOKEN && !text.contains("refuse") && text.ends_with("not answer"),
             "{text}"

@@ -385,7 +385,7 @@ mod tests {
             let mut held = Held::default();
             let work = Duration::from_millis(450);
             let last = complete_for(&witnesses, &mut held, 0, work).await - 1;
-            // Each caller meets the failure, and the first of them on the copy do so still.
+            // Several calls fail, some of them after others have succeeded on the copy.
             let mut copy = Held(held.0.clone());
             copy.0.remove(&key(last));
             let mut next = last + 1;
