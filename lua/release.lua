@@ -4,9 +4,9 @@
 -- KEYS[1]  the record
 -- ARGV[1]  the owner's token (16 bytes)
 -- ARGV[2]  delay + 30 days, in milliseconds
--- ARGV[3]  how the attempt has ended: "failed" and "discarded", which count; "interrupted" and "not started", which
---          do not. What an attempt has taken over that was not started is left to the next one to take over. One that
---          was discarded has no outcome: its effect may have happened.
+-- ARGV[3]  how the attempt has ended: "failed" and "discarded", which count; "interrupted", "not started" and
+--          "abandoned", which do not. What an attempt has taken over that was not started is left to the next one to
+--          take over. One that was discarded or abandoned has no outcome: its effect may have happened.
 -- ARGV[4]  the reason as text
 -- Reply    "H" applied, "L" not the owner: nothing changed
 --          -UNREADABLE: the key holds no record of this format; nothing was written
@@ -34,7 +34,7 @@ if kind == 'pending' then
   local fencing_token = #old == 41 and string.sub(old, 26) or '0000000000000000'
   local state = string.sub(old, 1, 1)
   local left = state == 'R' and ARGV[3] == 'not started' and 'U'
-  local has_outcome = state == 'P' and ARGV[3] ~= 'discarded'
+  local has_outcome = state == 'P' and ARGV[3] ~= 'discarded' and ARGV[3] ~= 'abandoned'
   local new = (left or has_outcome and 'S' or 'T') .. string.sub(old, 2, 5) .. string.sub(old, 18, 24)
     .. string.char(attempt) .. fencing_token .. ARGV[4]
   redis.call('SET', KEYS[1], new, 'PX', ARGV[2])

@@ -352,7 +352,7 @@ fn release(record: Option<Record>, token: Token, released: Release) -> (Option<R
                 },
                 // A takeover that was not started stays one: the next attempt must be told of it.
                 recovery: match (released.end, recovery) {
-                    (ReleaseCause::Discarded, _) => Recovery::Earlier,
+                    (end, _) if end.is_without_outcome() => Recovery::Earlier,
                     (ReleaseCause::Failed | ReleaseCause::Interrupted, Recovery::Takeover) => {
                         Recovery::Earlier
                     }

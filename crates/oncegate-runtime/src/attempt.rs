@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use oncegate_core::record::FencingToken;
 use oncegate_core::rules::Grant;
+use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::cancellation::Cancellation;
 use crate::completing::RunCompletion;
@@ -65,6 +67,8 @@ struct GrantedRun {
     /// `true` when an earlier attempt may have had its effect, although the record does not hold
     /// one.
     recovered: AtomicBool,
+    /// The time at which the handler was called; `None` before that.
+    began: Mutex<Option<Instant>>,
     cancellation: Cancellation,
     completion: RunCompletion,
     /// `true` when the attempt runs without the store.
@@ -83,6 +87,7 @@ impl Attempt {
             run: Arc::new(GrantedRun {
                 grant,
                 recovered,
+                began: Mutex::new(None),
                 cancellation,
                 completion,
                 fail_open,
@@ -94,6 +99,16 @@ impl Attempt {
     /// record does not hold one.
     pub(crate) fn mark_recovered(&self) {
         self.run.recovered.store(true, Relaxed);
+    }
+
+    /// Notes that the handler is called.
+    pub(crate) fn begin(&self, now: Instant) {
+        *self.run.began.lock() = Some(now);
+    }
+
+    /// Returns when the handler was called last.
+    pub(crate) fn began(&self) -> Option<Instant> {
+        *self.run.began.lock()
     }
 
     pub(crate) fn cancellation(&self) -> &Cancellation {

@@ -106,33 +106,44 @@ pub enum ReleaseCause {
     /// had the reply. The attempt does not count, and what it has taken over is left to the next
     /// attempt to take over.
     NotStarted,
-    /// The process has thrown the attempt away: it took too long, or a stop or a rebalance did not
-    /// wait for it. The attempt counts, and its effect may have happened.
+    /// The process has thrown the attempt away because it took too long. The attempt counts, and
+    /// its effect may have happened.
     Discarded,
+    /// The process has thrown the attempt away for a reason that is not the attempt's: a stop or a
+    /// rebalance did not wait for it. It does not count, and its effect may have happened.
+    Abandoned,
 }
 
 impl ReleaseCause {
     /// Every cause.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::Failed,
         Self::Interrupted,
         Self::NotStarted,
         Self::Discarded,
+        Self::Abandoned,
     ];
 
-    /// Returns one word or two: `failed`, `interrupted`, `not started` or `discarded`.
+    /// Returns one word or two: `failed`, `interrupted`, `not started`, `discarded` or
+    /// `abandoned`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Failed => "failed",
             Self::Interrupted => "interrupted",
             Self::NotStarted => "not started",
             Self::Discarded => "discarded",
+            Self::Abandoned => "abandoned",
         }
     }
 
     /// Returns whether the attempt counts.
     pub const fn counts(self) -> bool {
         matches!(self, Self::Failed | Self::Discarded)
+    }
+
+    /// Returns whether the attempt may have had its effect although it has reported no outcome.
+    pub const fn is_without_outcome(self) -> bool {
+        matches!(self, Self::Discarded | Self::Abandoned)
     }
 }
 

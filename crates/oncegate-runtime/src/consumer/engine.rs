@@ -2,7 +2,6 @@
 //! [`Schedule`]; this module has the clock, the permits, the tasks, and the log.
 
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use oncegate_core::store::StoreError;
@@ -18,7 +17,7 @@ use super::lanes::PlaceId;
 use super::member::{Ended, Member, Next};
 use super::schedule::{AttemptEnd, NextStart, Schedule, Shard, Starting};
 use super::shared::Shared;
-use super::unit::Tasks;
+use super::unit::{self, Tasks};
 use crate::observe::Event;
 
 mod snapshot;
@@ -102,7 +101,7 @@ impl Engine {
                 Some(ended) = self.tasks.join_next() => {
                     self.note_task(ended);
                     if self.tasks.len() >= WORTH_GATHERING {
-                        after_ready_tasks().await;
+                        unit::after_ready_tasks().await;
                     }
                     while let Some(ended) = self.tasks.try_join_next() {
                         self.note_task(ended);
@@ -110,6 +109,7 @@ impl Engine {
                 }
                 Some(ended) = self.ended_early.recv() => self.note_all(ended),
                 Some((place, shard)) = self.probes_answered.recv() => self.note_store_answered(place, shard),
+                () = self.shared.begun.notified() => {}
                 batch = intake.recv(), if more => match batch {
                     Some(batch) => batch.into_iter().for_each(|item| self.admit(item)),
                     None => more = false,
@@ -157,35 +157,58 @@ impl Engine {
         });
         self.schedule.advance(now);
         let mut starts = Starts::new(&self.tasks);
-        while self.schedule.can_start(now)
-            && let Ok(permit) = Arc::clone(&self.shared.permits).try_acquire_owned()
-        {
-            let answers = self.schedule.start_answers(ANSWERS_PER_PERMIT);
-            if !answers.is_empty() {
-                starts.answers(answers, permit);
+        while self.schedule.can_start(now) {
+            if self.schedule.has_found() {
+                if !starts.has_permit() {
+                    break;
+                }
+                starts.answers(self.schedule.start_answers(ANSWERS_PER_PERMIT));
                 continue;
             }
-            match self.schedule.next_start(now) {
+            let next = self.schedule.next_start(now);
+            let Some(item) = next.as_ref().and_then(|next| self.first_of(next)) else {
+                break;
+            };
+            let shard = item.shard();
+            // The oldest is first: while it has no room, nothing starts that came later.
+            if !starts.has_room(item, shard) {
+                break;
+            }
+            match next {
                 None => break,
                 Some(NextStart::One(place)) => {
-                    if let Some(member) = self.admit_start(place, now) {
-                        starts.one(member, permit);
+                    if let Some(member) = self.admit_start(place, shard, now) {
+                        starts.one(member);
                     }
                 }
                 Some(NextStart::Batch(places)) => {
-                    let members = places
-                        .into_iter()
-                        .filter_map(|place| self.admit_start(place, now));
-                    starts.batch(members.collect(), permit);
+                    let members = places.into_iter().filter_map(|place| {
+                        let shard = self.schedule.content(place)?.shard();
+                        self.admit_start(place, shard, now)
+                    });
+                    starts.batch(members.collect());
                 }
             }
         }
         starts.end();
     }
 
+    /// The first of the messages that start next.
+    fn first_of(&self, next: &NextStart) -> Option<&Item> {
+        let place = match next {
+            NextStart::One(place) => Some(place),
+            NextStart::Batch(places) => places.first(),
+        };
+        Some(self.schedule.content(*place?)?)
+    }
+
     /// Makes a message ready for its unit; `None` if it waits for something.
-    fn admit_start(&mut self, place: PlaceId, now: std::time::Instant) -> Option<Member> {
-        let shard = self.schedule.content(place).and_then(|item| item.shard());
+    fn admit_start(
+        &mut self,
+        place: PlaceId,
+        shard: Option<Shard>,
+        now: std::time::Instant,
+    ) -> Option<Member> {
         let Starting {
             place,
             content: mut item,
@@ -207,12 +230,7 @@ impl Engine {
             place,
             shard,
         });
-        Some(Member {
-            place,
-            item,
-            asks,
-            permit: None,
-        })
+        Some(Member::new(place, item, asks))
     }
 
     /// Returns when the loop must wake even if nothing else happens.
@@ -331,18 +349,4 @@ impl Drop for Engine {
 /// The time for the schedule: in tests it stands still while tokio's does.
 fn now() -> std::time::Instant {
     Instant::now().into_std()
-}
-
-/// Lets the tasks run that are ready now. Unlike after `tokio::task::yield_now`, another thread of
-/// the runtime can take this task over when one of them blocks its own.
-async fn after_ready_tasks() {
-    let mut has_yielded = false;
-    std::future::poll_fn(|context| {
-        if std::mem::replace(&mut has_yielded, true) {
-            return Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }

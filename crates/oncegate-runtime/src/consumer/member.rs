@@ -19,18 +19,24 @@ pub(super) struct Member {
     pub(super) item: Box<Item>,
     /// The shard of the store that its attempt asks.
     pub(super) asks: Option<Shard>,
-    /// The right to run its handler. It is given back before the message is settled.
+    /// `true` if it starts together with the others of its batch, and one call is for all of them.
+    pub(super) in_batch: bool,
+    /// The right to run its handler. Before the handlers of a unit are called, the first members
+    /// hold the permits of all. It is given back before the message is settled.
     pub(super) permit: Option<Permit>,
 }
 
-/// The right to run handlers.
-#[derive(Debug)]
-#[expect(dead_code, reason = "held for their drop")]
-pub(super) enum Permit {
-    /// The permit of a message alone, or all permits.
-    Own(OwnedSemaphorePermit),
-    /// The one of its batch.
-    OfBatch(Arc<OwnedSemaphorePermit>),
+/// The right to run one handler, or all permits. Members whose handlers have ended hold it together
+/// with the one whose handler runs, until their ends are recorded.
+#[derive(Clone, Debug)]
+pub(super) struct Permit(
+    #[expect(dead_code, reason = "held for its drop")] Arc<OwnedSemaphorePermit>,
+);
+
+impl Permit {
+    pub(super) fn new(permit: OwnedSemaphorePermit) -> Self {
+        Self(Arc::new(permit))
+    }
 }
 
 /// A member whose attempt has ended.
@@ -60,8 +66,15 @@ pub(super) enum Next {
 }
 
 impl Member {
-    pub(super) fn is_in_batch(&self) -> bool {
-        matches!(self.permit, Some(Permit::OfBatch(_)))
+    /// A message that starts alone, and has no permit yet.
+    pub(super) fn new(place: PlaceId, item: Box<Item>, asks: Option<Shard>) -> Self {
+        Self {
+            place,
+            item,
+            asks,
+            in_batch: false,
+            permit: None,
+        }
     }
 
     /// The end of a member that has not started.

@@ -13,9 +13,9 @@
 //! | layer | files |
 //! |---|---|
 //! | the consumer and its life | `builder`, `start`, `run`, `monitor` |
-//! | what runs | `intake`, `prepare`, `engine`, `unit`, `settle`, `returned_letter`, `breaker_mark` |
+//! | what runs | `intake`, `prepare`, `engine`, `unit`, `quarantine`, `settle`, `returned_letter`, `breaker_mark` |
 //! | what they share | `member`, `item`, `progress`, `shared`, `session`, `transactional`, `route_handler`, `erased`, `end`, `trace`, `in_flight` |
-//! | without I/O: rules and records | `split`, `settings`, `error`, `positions`, `watch`, `breaker`, `dead_letter_limit`, `retry_writes`, `schedule`, `lanes` |
+//! | without I/O: rules and records | `split`, `settings`, `error`, `positions`, `watch`, `breaker`, `dead_letter_limit`, `retry_writes`, `pace`, `schedule`, `lanes` |
 //!
 //! A message in the engine is in exactly one `MessageState`; only `schedule` changes it, and all
 //! counts follow from that.
@@ -32,6 +32,9 @@
 //! - Two suspects in quarantine would wait for each other if each kept its own permit: the permit
 //!   is given back first. So is the claim: a message that waits beside one that kills the process
 //!   would otherwise lose an attempt at each death.
+//! - The claims of a unit are answered together and its handlers are called one after another, so
+//!   what was true of a claim need not be true when its handler's turn comes: lease, delivery and
+//!   stop are looked at right before each call.
 //! - The engine's timer must not fire for a probe that is due and waits for a permit: the engine
 //!   would spin.
 //! - A lane is a hash. Two messages that share one by accident only wait for each other.
@@ -62,9 +65,11 @@ mod item;
 mod lanes;
 mod member;
 mod monitor;
+mod pace;
 mod positions;
 mod prepare;
 mod progress;
+mod quarantine;
 mod retry_writes;
 mod returned_letter;
 mod route_handler;

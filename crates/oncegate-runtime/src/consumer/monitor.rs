@@ -1,6 +1,6 @@
 //! The handle that reports a consumer's status and health.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -171,7 +171,7 @@ impl Shared {
         (messages.most, messages.most_bytes) = self.in_flight.limits();
         messages.running = underway.len();
         let mut runs: Vec<Run> = underway.iter().map(|underway| run(now, underway)).collect();
-        let overdue = runs.iter().filter(|run| run.is_overdue()).count();
+        let overdue = overdue_permits(&underway, &runs);
         let letters_waiting = runs
             .iter()
             .filter(|run| run.stage == Stage::DeadLettering && run.in_stage_for > QUIET_LIMIT)
@@ -348,6 +348,19 @@ fn halted(route: &Route) -> Option<StoreOutage> {
         waiting: 0,
         open: false,
     })
+}
+
+/// Counts the permits of handlers that have run for longer than allowed: a batch has one.
+fn overdue_permits(underway: &[Underway], runs: &[Run]) -> usize {
+    let overdue = underway
+        .iter()
+        .zip(runs)
+        .filter(|(_, run)| run.is_overdue());
+    let (of_batches, alone): (Vec<_>, Vec<_>) = overdue
+        .map(|(underway, _)| underway.one_call)
+        .partition(Option::is_some);
+    let batches: BTreeSet<u64> = of_batches.into_iter().flatten().collect();
+    batches.len() + alone.len()
 }
 
 fn run(now: Instant, underway: &Underway) -> Run {

@@ -44,6 +44,7 @@ pub(super) async fn settle(shared: &Shared, member: Member, end: End) -> Ended {
         mut item,
         asks,
         permit,
+        in_batch: _,
     } = member;
     drop(permit);
     let age = matches!(end, End::Completed)

@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::breaker::Switch;
 use super::dead_letter_limit::DeadLetterGuard;
 use super::erased::ErasedTransactional;
 use super::in_flight::InFlight;
+use super::pace::Pace;
+use super::quarantine::Quarantine;
 use super::retry_writes::RetryWrites;
 use super::session::Session;
 use super::settings::ConsumerSettings;
@@ -39,6 +41,7 @@ pub(super) struct Route {
     /// For runs without a claim, if the handler is transactional.
     pub(super) transactional: Option<TransactionalRoute>,
     pub(super) breaker: Switch,
+    pub(super) pace: Pace,
 }
 
 /// The parts that a route needs to run first attempts without a claim.
@@ -97,6 +100,10 @@ pub(super) struct Shared {
     pub(super) observer: Arc<dyn Observer>,
     /// The permits: one for each handler that may run.
     pub(super) permits: Arc<Semaphore>,
+    /// Told when a message begins that a claim of its route waits for.
+    pub(super) begun: Arc<Notify>,
+    /// The growing patience of messages that run alone.
+    pub(super) quarantine: Quarantine,
     pub(super) dead_letter_guard: Mutex<DeadLetterGuard>,
     pub(super) in_flight: InFlight,
     pub(super) watch: Arc<Watch>,

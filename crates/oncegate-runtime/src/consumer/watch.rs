@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -33,6 +33,8 @@ pub(super) struct Watch {
     delivered_at: AtomicU64,
     delivered: AtomicU64,
     ended: AtomicU64,
+    /// The units that have started.
+    started: AtomicU64,
     pub(super) handler_times: HandlerTimes,
     units: Mutex<HashMap<u64, Arc<UnitInProgress>>>,
     next_unit: AtomicU64,
@@ -49,6 +51,8 @@ pub(super) struct Underway {
     pub(super) received_at: Instant,
     pub(super) stage: Stage,
     pub(super) since: Instant,
+    /// The number of its unit, if one call is for all messages of that.
+    pub(super) one_call: Option<u64>,
 }
 
 impl fmt::Display for Underway {
@@ -89,6 +93,8 @@ pub(super) struct Snapshot {
     pub(super) rates: Rates,
     /// The number of messages that had been delivered, and that had ended, by then.
     pub(super) totals: (u64, u64),
+    /// The number of units that had started by then.
+    pub(super) started: u64,
 }
 
 impl Snapshot {
@@ -177,6 +183,7 @@ impl Watch {
             delivered_at: AtomicU64::new(0),
             delivered: AtomicU64::new(0),
             ended: AtomicU64::new(0),
+            started: AtomicU64::new(0),
             handler_times: HandlerTimes::default(),
             units: Mutex::default(),
             next_unit: AtomicU64::new(0),
@@ -220,7 +227,11 @@ impl Watch {
         self.taken_at.store(self.millis(), Relaxed);
         snapshot.totals = (self.delivered.load(Relaxed), self.ended.load(Relaxed));
         let mut last = self.snapshot();
-        let is_ready = snapshot.messages.ready > snapshot.gathering && free_permits > 0;
+        snapshot.started = self.started.load(Relaxed);
+        // What is ready beside free permits may wait for a thread, as long as something starts.
+        let is_ready = snapshot.messages.ready > snapshot.gathering
+            && free_permits > 0
+            && snapshot.started == last.started;
         snapshot.ready_since = is_ready.then(|| last.ready_since.unwrap_or_else(Instant::now));
         snapshot.rates = last.rates;
         let seconds = since.as_secs_f64();
@@ -240,7 +251,14 @@ impl Watch {
     }
 
     /// Records a unit, until the [note](UnitNote::begin) of its last attempt is dropped.
-    pub(super) fn begin(self: &Arc<Self>, gate: &Arc<OpenGate>, route: usize) -> UnitNote {
+    /// `is_one_call`: its messages are handled by one call, under one permit.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        gate: &Arc<OpenGate>,
+        route: usize,
+        is_one_call: bool,
+    ) -> UnitNote {
+        self.started.fetch_add(1, Relaxed);
         let number = self.next_unit.fetch_add(1, Relaxed);
         let watch = Arc::clone(self);
         let gate = Arc::clone(gate);
@@ -249,6 +267,8 @@ impl Watch {
             number,
             gate,
             route,
+            is_one_call,
+            claimed_at: OnceLock::new(),
             attempts: Mutex::default(),
         });
         self.units().insert(number, Arc::clone(&unit));
@@ -308,6 +328,10 @@ struct UnitInProgress {
     gate: Arc<OpenGate>,
     /// The number of its route.
     route: usize,
+    is_one_call: bool,
+    /// The time at which its claims were answered: what waits since then waits for its handler's
+    /// turn.
+    claimed_at: OnceLock<Instant>,
     attempts: Mutex<Attempts>,
 }
 
@@ -350,13 +374,20 @@ impl UnitInProgress {
     fn underway(&self) -> Vec<Underway> {
         let attempts = self.attempts();
         let notes = attempts.notes.iter().flatten();
-        let underway = notes.map(|note| Underway {
-            gate: Arc::clone(&self.gate),
-            route: self.route,
-            origin: note.message.origin().clone(),
-            received_at: note.received_at,
-            stage: note.stage,
-            since: note.since,
+        let underway = notes.map(|note| {
+            let (stage, since) = match (note.stage, self.claimed_at.get()) {
+                (Stage::Claiming, Some(claimed_at)) => (Stage::Claimed, *claimed_at),
+                (stage, _) => (stage, note.since),
+            };
+            Underway {
+                gate: Arc::clone(&self.gate),
+                route: self.route,
+                origin: note.message.origin().clone(),
+                received_at: note.received_at,
+                stage,
+                since,
+                one_call: self.is_one_call.then_some(self.number),
+            }
         });
         underway.collect()
     }
@@ -374,6 +405,11 @@ pub(super) struct AttemptNote {
 }
 
 impl AttemptNote {
+    /// Notes that the claims of its unit are answered.
+    pub(super) fn claimed(&self) {
+        self.unit.claimed_at.get_or_init(Instant::now);
+    }
+
     /// Notes that the next stage of the attempt has begun.
     pub(super) fn enter(&self, stage: Stage, since: Instant) {
         if let Some(Some(note)) = self.unit.attempts().notes.get_mut(self.position) {

@@ -47,7 +47,7 @@ pub(crate) enum Claimed {
 }
 
 impl OpenClaim {
-    /// Returns how long ago the claim was made.
+    /// Returns how long ago the first request was sent that may have been executed.
     pub(crate) fn age(&self) -> Duration {
         self.first_sent_at.elapsed()
     }
@@ -98,6 +98,10 @@ impl OpenClaim {
             return Err(refused);
         }
         self.was_in_doubt = std::mem::replace(&mut self.is_in_doubt, true);
+        // While no request may have been executed, no lease can have begun.
+        if !self.was_in_doubt {
+            self.first_sent_at = Instant::now();
+        }
         Ok(Operation::Claim {
             token: self.token,
             lease: gate.settings.lease,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate_core::store::StoreError;
+use tokio::time::Instant;
 
 use super::pending::REPEAT_BACKOFF;
 use super::{Claimed, Gate, GateError, Lease, Unfetched};
@@ -93,7 +94,11 @@ impl Gate {
             }
         };
         Ok(match claimed {
-            Claimed::Granted(lease) => Entry::Granted(lease),
+            // The caller runs under it at once.
+            Claimed::Granted(lease) => {
+                lease.begin_run(Instant::now());
+                Entry::Granted(lease)
+            }
             Claimed::Completed(stored) => match gate.fetch(&stored).await {
                 Ok(bytes) => Entry::Completed(Stored { bytes, lost: None }),
                 Err(Unfetched::Lost(why)) => Entry::Completed(Stored {

@@ -140,15 +140,26 @@ impl Lease {
 
     /// Returns whether so much of the lease has passed without a heartbeat that a handler must no
     /// longer begin.
-    pub(crate) fn is_over(&self) -> bool {
-        self.kept.is_over()
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
+        self.kept.is_over(now)
+    }
+
+    /// Notes that the handler begins: from now on its run lasts for at most `max_run`. What came
+    /// before, such as the handlers of other messages that were claimed together with this one, is
+    /// no part of it. A handler that is called again begins again.
+    pub(crate) fn begin_run(&self, now: Instant) {
+        self.attempt.begin(now);
     }
 
     /// Returns whether the run was cancelled for an external reason: an outage of the store, or a
     /// stop.
     pub fn was_cut_short(&self) -> bool {
-        self.attempt.cancellation().is_cancelled()
-            && self.granted_at.elapsed() < self.gate.settings.max_run
+        self.attempt.cancellation().is_cancelled() && !self.has_run_too_long()
+    }
+
+    fn has_run_too_long(&self) -> bool {
+        let began = self.attempt.began();
+        began.is_some_and(|began| began.elapsed() >= self.gate.settings.max_run)
     }
 
     /// Fires when the run should stop.
@@ -317,7 +328,7 @@ impl Lease {
     /// Ends the lease of a run that this process has thrown away: it took too long, or a stop or a
     /// rebalance did not wait for it. Its effect may have happened, so the next attempt is flagged
     /// as recovered, and what it has begun may go on, so no other owner can claim the key before
-    /// the lease would have been over. The attempt counts.
+    /// the lease would have been over. The attempt counts if it took too long.
     ///
     /// It is tried once; if the store does not answer, the gate continues in the background. If
     /// this process ends before, the lease lapses, and the next attempt is counted as one after a
@@ -352,7 +363,13 @@ impl Lease {
         Operation::Release {
             token: self.token,
             delay: self.remaining(),
-            end: ReleaseCause::Discarded,
+            // Only a run that has used its own time up counts. Stops and lost deliveries are not
+            // the message's doing: counted, two deployments would make a suspect of it.
+            end: if self.has_run_too_long() {
+                ReleaseCause::Discarded
+            } else {
+                ReleaseCause::Abandoned
+            },
             reason: reason.to_owned(),
         }
     }

@@ -22,6 +22,7 @@ use super::leases::{Held, LeaseGuard, Leases};
 use super::loss::{LOOK_INTERVAL, LossWatch};
 use super::pending::PendingOperation;
 use crate::attempt::Attempt;
+use crate::backoff::LONGEST_TIME;
 use crate::entropy::Entropy;
 use crate::observe::{Event, ExtraRunCause, Observer};
 
@@ -122,7 +123,6 @@ impl LeaseRenewer {
             attempt: attempt.clone(),
             valid_until: sent_at + self.lease,
             extend_at: sent_at + self.lease / EXTENDS_PER_LEASE,
-            run_until: sent_at + self.max_run,
             waiting: false,
             completing: false,
             ran_out: None,
@@ -135,6 +135,7 @@ impl LeaseRenewer {
             token: attempt.completion().token,
             extended_from,
             margin: self.lease / MARGIN_OF_LEASE,
+            max_run: self.max_run,
         }
     }
 
@@ -197,7 +198,7 @@ impl LeaseRenewer {
             .iter()
             .flatten()
             .filter(|held| !held.completing)
-            .map(|held| held.run_until)
+            .filter_map(|held| Some(held.attempt.began()? + self.max_run))
             .min();
         ends.map_or(self.max_run, |end| {
             end.saturating_duration_since(Instant::now())
@@ -325,7 +326,7 @@ impl Rounds {
         for (slot, held) in self.leases.lock().iter_mut().enumerate() {
             let Some(held) = held else { continue };
             // A run that takes too long gets no more heartbeats, so that its lease lapses.
-            let too_long = now >= held.run_until;
+            let too_long = held.has_run_for(self.duty.max_run, now);
             if too_long || now + self.duty.lease / MARGIN_OF_LEASE >= held.valid_until {
                 self.cancel(
                     held,
@@ -420,10 +421,13 @@ impl Rounds {
                 warn!(scope, %key, completing, "the store reports that this process no longer owns the record: it was deleted, or another process has claimed it; the handler is cancelled");
             }
         }
-        self.duty.observer.observe(Event::ExtraRun {
-            scope,
-            cause: held.cause(),
-        });
+        // What has not begun will not begin under this claim, so the other run is the only one.
+        if held.attempt.began().is_some() {
+            self.duty.observer.observe(Event::ExtraRun {
+                scope,
+                cause: held.cause(),
+            });
+        }
     }
 
     /// A store that panicked has answered no extend: all that wait for an answer are due again.
@@ -453,7 +457,7 @@ impl Rounds {
                 Ok(Reply::NotOwner | Reply::Verdict { .. }) => {
                     self.cancel(held, Cause::NotOwner);
                     // Nothing is left to extend; the owner learns it from its completion.
-                    held.extend_at = held.run_until;
+                    held.extend_at = now + LONGEST_TIME;
                 }
                 Err(error) => {
                     held.extend_at = now + self.duty.lease / REPEATS_PER_LEASE;

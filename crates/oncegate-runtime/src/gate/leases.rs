@@ -80,7 +80,6 @@ pub(super) struct Held {
     /// Counted from before the claim or extend was sent: the lease never ends earlier in the store.
     pub(super) valid_until: Instant,
     pub(super) extend_at: Instant,
-    pub(super) run_until: Instant,
     /// An extend is in progress.
     pub(super) waiting: bool,
     /// The handler has ended, and the store did not answer its completion.
@@ -97,6 +96,14 @@ impl Held {
 
     pub(super) fn token(&self) -> Token {
         self.attempt.completion().token
+    }
+
+    /// Returns whether its handler has run for longer than that. A claim whose handler has not
+    /// begun uses nothing of the time of its run up.
+    pub(super) fn has_run_for(&self, max_run: Duration, now: Instant) -> bool {
+        self.attempt
+            .began()
+            .is_some_and(|began| now.saturating_duration_since(began) >= max_run)
     }
 
     /// The cause of another run, if another process owns the record.
@@ -119,20 +126,20 @@ pub(super) struct LeaseGuard {
     /// Until then the lease cannot have changed, and no lock is needed.
     pub(super) extended_from: Instant,
     pub(super) margin: Duration,
+    pub(super) max_run: Duration,
 }
 
 impl LeaseGuard {
     /// Returns whether no more than the margin is left of the lease, or the run has reached
     /// `max_run`.
-    pub(super) fn is_over(&self) -> bool {
-        let now = Instant::now();
+    pub(super) fn is_over(&self, now: Instant) -> bool {
         if now < self.extended_from {
             return false;
         }
         let mut slots = self.leases.lock();
-        slots
-            .get_mut(self.slot, self.token)
-            .is_none_or(|held| now + self.margin >= held.valid_until || now >= held.run_until)
+        slots.get_mut(self.slot, self.token).is_none_or(|held| {
+            now + self.margin >= held.valid_until || held.has_run_for(self.max_run, now)
+        })
     }
 
     /// Returns how long the lease lasts without another heartbeat. In the store it may end a little

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate_core::rules::{Operation, ReleaseCause, Reply};
+use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Command, Store, StoreError};
 use tokio::sync::watch;
 
@@ -73,10 +73,7 @@ impl PendingOperation {
     pub(super) fn is_discard(&self) -> bool {
         matches!(
             self.command.operation,
-            Operation::Release {
-                end: ReleaseCause::Discarded,
-                ..
-            }
+            Operation::Release { end, .. } if end.is_without_outcome()
         )
     }
 }

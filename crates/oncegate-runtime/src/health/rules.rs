@@ -206,7 +206,9 @@ fn runs(status: &Status) -> impl Iterator<Item = Reason> {
 fn judge_run(status: &Status, run: &Run) -> Option<Reason> {
     let lease = lease_of(status, &run.scope);
     match run.stage {
-        Stage::Running if run.is_overdue() => Some(Reason::OverdueHandler { run: run.clone() }),
+        Stage::Running | Stage::Answering if run.is_overdue() => {
+            Some(Reason::OverdueHandler { run: run.clone() })
+        }
         Stage::Running => {
             let usual = status.handler_p99?;
             let slow = run.in_stage_for > lease.max(usual * SLOW_FACTOR);

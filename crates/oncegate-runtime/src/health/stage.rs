@@ -29,7 +29,7 @@ pub struct Run {
 impl Run {
     /// Returns whether its handler has run for longer than allowed.
     pub(crate) fn is_overdue(&self) -> bool {
-        self.stage == Stage::Running && self.in_stage_for > self.max_run
+        matches!(self.stage, Stage::Running | Stage::Answering) && self.in_stage_for > self.max_run
     }
 }
 
@@ -59,10 +59,14 @@ pub enum Stage {
     HeldBack,
     /// Claiming its key.
     Claiming,
+    /// Its key is claimed, and its handler is about to be called.
+    Claimed,
     /// Waiting until nothing else runs in this process.
     Quarantined,
     /// The handler runs.
     Running,
+    /// The handler's `duplicate` runs.
+    Answering,
     /// The outcome is being stored.
     Ending,
     /// The dead letter is being written.
@@ -82,10 +86,13 @@ impl fmt::Display for Stage {
             Self::Parked(WaitCause::Result) => "waits for the result store",
             Self::Parked(WaitCause::Breaker) => "waits for its handler, which is paused",
             Self::Parked(WaitCause::Tenant) => "waits for another of its tenant",
+            Self::Parked(WaitCause::Alone) => "waits to run alone",
             Self::HeldBack => "waits for its store",
             Self::Claiming => "is being claimed",
+            Self::Claimed => "is claimed, and waits for its turn",
             Self::Quarantined => "waits to run alone",
             Self::Running => "is running",
+            Self::Answering => "is being answered as a duplicate",
             Self::Ending => "is being completed",
             Self::DeadLettering => "is being written to the dead letters",
         })
@@ -113,6 +120,8 @@ pub enum WaitCause {
     Breaker,
     /// The tenant has as many handlers running as allowed.
     Tenant,
+    /// Earlier attempts ended their processes, so it must run alone, and other handlers run.
+    Alone,
 }
 
 /// A message that is not finished.

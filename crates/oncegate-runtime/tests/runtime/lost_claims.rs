@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate::core::record::State;
-use oncegate::core::rules::{Operation, ReleaseCause, Reply};
+use oncegate::core::rules::{Operation, Reply};
 use oncegate::core::store::StoreWrapper;
 use oncegate::core::store::{Command, Store, StoreError};
 use oncegate::core::testing::fault::{FaultStore, Faults};
@@ -164,10 +164,7 @@ impl StoreWrapper for UnansweredDiscard {
     }
 
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        let is_discard = |operation: &Operation| {
-            let end = ReleaseCause::Discarded;
-            matches!(operation, Operation::Release { end: cause, .. } if *cause == end)
-        };
+        let is_discard = |operation: &Operation| matches!(operation, Operation::Release { end, .. } if end.is_without_outcome());
         if !commands.iter().any(|one| is_discard(&one.operation)) {
             return self.inner.execute(commands).await;
         }

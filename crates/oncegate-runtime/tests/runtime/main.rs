@@ -20,6 +20,7 @@ mod monitor;
 mod moving_key;
 mod neighbours;
 mod outage;
+mod pace;
 mod results;
 mod retries;
 mod returned;

@@ -10,11 +10,16 @@ use oncegate::core::rules::{Operation, Reply};
 use oncegate::core::store::StoreWrapper;
 use oncegate::core::store::{Command, Store};
 use oncegate::{Attempt, Gate, Key, MemoryStore, Message};
+use tokio::sync::watch;
 
 use super::{Bench, numbered};
 
 /// The members of the unit.
 const MEMBERS: usize = 16;
+/// The messages before them. Of handlers that end at once, many are claimed for one permit.
+const WARM_UP: usize = 64;
+/// The permits: one for the first member, one for the others.
+const CONCURRENCY: usize = 2;
 /// A handler that waits for its neighbours goes on after this time, and the test fails.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -32,11 +37,30 @@ enum Manner {
     NeverEnds,
 }
 
-/// A store that records how many keys each call claims.
+/// A store that records how many keys each call claims, and holds claims up while it is closed.
 #[derive(Debug)]
 struct ClaimSizes {
     inner: Arc<MemoryStore>,
     sizes: Mutex<Vec<usize>>,
+    is_open: watch::Sender<bool>,
+    /// The calls that it holds up.
+    held_up: watch::Sender<usize>,
+}
+
+impl ClaimSizes {
+    fn over(inner: &Arc<MemoryStore>) -> Arc<Self> {
+        Arc::new(Self {
+            inner: Arc::clone(inner),
+            sizes: Mutex::default(),
+            is_open: watch::channel(true).0,
+            held_up: watch::channel(0).0,
+        })
+    }
+
+    async fn until_held_up(&self, calls: usize) {
+        let mut held_up = self.held_up.subscribe();
+        held_up.wait_for(|held_up| *held_up == calls).await.unwrap();
+    }
 }
 
 #[async_trait]
@@ -54,6 +78,11 @@ impl StoreWrapper for ClaimSizes {
             .filter(|one| matches!(one.operation, Operation::Claim { .. }))
             .count();
         self.sizes.lock().unwrap().push(claims);
+        if claims > 0 && !*self.is_open.borrow() {
+            self.held_up.send_modify(|held_up| *held_up += 1);
+            let mut is_open = self.is_open.subscribe();
+            is_open.wait_for(|is_open| *is_open).await.unwrap();
+        }
         self.inner.execute(commands).await
     }
 }
@@ -61,7 +90,8 @@ impl StoreWrapper for ClaimSizes {
 /// Runs one unit whose first member behaves so. Returns when all its other members are
 /// acknowledged.
 async fn others_end_beside(manner: Manner) {
-    let bench = Bench::of(numbered(MEMBERS));
+    let quick = (1_000..).take(WARM_UP);
+    let bench = Bench::of(quick.map(|id| ("", format!(r#"{{"id":{id}}}"#))));
     let (others_have_ended, ended) = mpsc::channel::<()>();
     let ended = Arc::new(Mutex::new(ended));
     let others_wait = Arc::new(AtomicBool::new(false));
@@ -100,24 +130,40 @@ async fn others_end_beside(manner: Manner) {
             Ok(())
         }
     };
-    let store = Arc::new(ClaimSizes {
-        inner: Arc::clone(&bench.store),
-        sizes: Mutex::default(),
-    });
+    let store = ClaimSizes::over(&bench.store);
     let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store));
     let consumer = bench
         .consumer_behind(gate, handler)
+        .concurrency(CONCURRENCY as u32)
         .stop_deadline(Duration::from_millis(100));
     let list = Arc::clone(&bench.list);
+    let monitor = consumer.monitor();
+    let closed = Arc::clone(&store);
     let stop = async move {
-        list.until_acked(MEMBERS - 1).await;
+        list.until_acked(WARM_UP).await;
+        // While every permit is in use, the members gather.
+        closed.is_open.send_replace(false);
+        for held_up in 1..=CONCURRENCY {
+            list.push("orders", "", format!(r#"{{"id":{}}}"#, 2_000 + held_up));
+            closed.until_held_up(held_up).await;
+        }
+        for (_, payload) in numbered(MEMBERS) {
+            list.push("orders", "", payload);
+        }
+        while monitor.status().messages.in_flight < CONCURRENCY + MEMBERS {
+            tokio::task::yield_now().await;
+        }
+        closed.is_open.send_replace(true);
+        let before = WARM_UP + CONCURRENCY;
+        list.until_acked(before + MEMBERS - 1).await;
         if manner == Manner::NeverEnds {
-            assert!(!list.acked().contains(&0), "it has not ended");
+            let first = i64::try_from(before).unwrap();
+            assert!(!list.acked().contains(&first), "it has not ended");
             return;
         }
         // A handler that panics does not wait for the others.
         _ = others_have_ended.send(());
-        list.until_acked(MEMBERS).await;
+        list.until_acked(before + MEMBERS).await;
     };
     consumer.run_until(stop).await.unwrap();
     assert!(

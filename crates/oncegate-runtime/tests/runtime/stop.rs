@@ -79,7 +79,7 @@ async fn a_handler_that_a_stop_drops_is_no_crash() {
         let is_flagged = matches!(
             record.state,
             State::Released {
-                attempt: 1,
+                attempt: 0,
                 recovery: Recovery::Earlier,
                 ..
             }
@@ -99,7 +99,11 @@ async fn a_handler_that_a_stop_drops_is_no_crash() {
             std::future::ready(Ok::<(), Failure>(()))
         };
         next.run(next.consumer(handler), 1).await.unwrap();
-        assert_eq!(*seen.lock().unwrap(), [(2, true)]);
+        assert_eq!(
+            *seen.lock().unwrap(),
+            [(1, true)],
+            "a stop costs no attempt"
+        );
         assert_eq!(next.counters.total("extra_runs"), 0, "no process has died");
     }
 }

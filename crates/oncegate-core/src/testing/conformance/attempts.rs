@@ -199,6 +199,24 @@ pub(super) async fn a_discarded_attempt_is_flagged_and_counts(subject: &StoreUnd
     assert_eq!((grant.attempt, grant.recovery), (5, Recovery::Earlier));
 }
 
+pub(super) async fn an_abandoned_attempt_is_flagged_and_does_not_count(
+    subject: &StoreUnderTest<'_>,
+) {
+    let key = subject.key("a");
+    for recovery in [Recovery::None, Recovery::Earlier, Recovery::Earlier] {
+        let token = subject.token();
+        let grant = subject.granted(&key, token).await;
+        assert_eq!((grant.attempt, grant.recovery), (1, recovery));
+        for sent in ["first", "repeated"] {
+            let reply = subject
+                .release(&key, token, LEASE, ReleaseCause::Abandoned)
+                .await;
+            assert_eq!(reply, APPLIED, "{sent}");
+        }
+        subject.pass(&key, 2 * STEP).await;
+    }
+}
+
 pub(super) async fn attempts_stay_at_the_limit(subject: &StoreUnderTest<'_>) {
     let key = subject.key("a");
     for _ in 0..MAX_ATTEMPTS_COUNTED {

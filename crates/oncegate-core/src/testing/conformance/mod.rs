@@ -62,6 +62,7 @@ pub const CASES: &[Case] = cases![
     attempts::attempts_count_failures_and_crashes,
     attempts::an_uncounted_release_counts_nothing,
     attempts::a_discarded_attempt_is_flagged_and_counts,
+    attempts::an_abandoned_attempt_is_flagged_and_does_not_count,
     attempts::attempts_stay_at_the_limit,
     attempts::a_crash_is_remembered_for_days,
     attempts::a_release_is_remembered_for_days,

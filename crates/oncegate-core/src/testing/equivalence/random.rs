@@ -151,6 +151,7 @@ impl Choices {
                     ReleaseCause::Interrupted,
                     ReleaseCause::NotStarted,
                     ReleaseCause::Discarded,
+                    ReleaseCause::Abandoned,
                 ];
                 let end = self.pick(ends);
                 let reason = self.reason();

@@ -232,6 +232,7 @@ fn discarded_unflagged(
     if let Operation::Release { end, .. } = &mut op {
         *end = match *end {
             ReleaseCause::Discarded => ReleaseCause::Failed,
+            ReleaseCause::Abandoned => ReleaseCause::Interrupted,
             other => other,
         };
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU32;
 
 use oncegate_core::store::DeadLetterStop;
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -16,6 +16,8 @@ use crate::consumer::breaker::Switch;
 use crate::consumer::dead_letter_limit::DeadLetterGuard;
 use crate::consumer::error::ConsumerError;
 use crate::consumer::in_flight::InFlight;
+use crate::consumer::pace::Pace;
+use crate::consumer::quarantine::Quarantine;
 use crate::consumer::route_handler::RouteHandler;
 use crate::consumer::settings::ConsumerSettings;
 use crate::consumer::shared::{Route, Shared, TransactionalRoute};
@@ -45,6 +47,7 @@ impl Consumer {
             entropy,
         };
         let settings = self.settings;
+        let begun = Arc::new(Notify::new());
         let mut routes = Vec::new();
         for (number, (name, gate, handler)) in self.routes.drain(..).enumerate() {
             let gate = configured(gate, &handler, &settings, &waiting);
@@ -56,16 +59,17 @@ impl Consumer {
                 &waiting,
                 shutdown.as_mut(),
             );
-            let Some(route) = opened.await? else {
+            let Some(mut route) = opened.await? else {
                 return Ok(None);
             };
+            route.pace = Pace::new(Arc::clone(&begun));
             routes.push((name, Arc::new(route)));
         }
-        Ok(Some(self.shared(routes)))
+        Ok(Some(self.shared(routes, begun)))
     }
 
     /// The state that the parts of the running consumer share.
-    fn shared(&mut self, routes: Vec<(Option<String>, Arc<Route>)>) -> Shared {
+    fn shared(&mut self, routes: Vec<(Option<String>, Arc<Route>)>, begun: Arc<Notify>) -> Shared {
         let earlier_stop = routes
             .iter()
             .find_map(|(_, route)| stop_before(&route.gate));
@@ -74,6 +78,8 @@ impl Consumer {
             dead_letters: self.dead_letters.take(),
             observer: Arc::clone(&self.observer),
             permits: Arc::new(Semaphore::new(self.settings.concurrency as usize)),
+            begun,
+            quarantine: Quarantine::default(),
             dead_letter_guard: Mutex::new(DeadLetterGuard::new(
                 self.settings.dead_letter_limit,
                 earlier_stop.as_ref(),
@@ -161,6 +167,7 @@ async fn open_route(
         batches,
         transactional,
         breaker,
+        pace: Pace::default(),
     }))
 }
 

@@ -47,6 +47,7 @@ impl Engine {
                         | WaitCause::Later
                         | WaitCause::Unreadable
                         | WaitCause::Result
+                        | WaitCause::Alone
                 )
             );
             if is_worth_knowing {

@@ -1,24 +1,35 @@
-//! Gathers what starts at one time into units.
+//! Gathers what starts at one time into units, and holds the permits for them.
 
 use std::sync::Arc;
 
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::runtime::Handle;
 
 use super::super::item::Item;
 use super::super::lanes::PlaceId;
 use super::super::member::{Member, Permit};
+use super::super::schedule::Shard;
+use super::super::shared::{Route, Shared};
 use super::super::unit::{self, Tasks};
-
-/// The most messages of a unit.
-const UNIT_MOST: usize = 256;
-
-/// The least number of units that share the permits, so that several threads have work.
-const UNITS_AT_LEAST: usize = 4;
 
 /// Messages that start now, by route and by the shard of the store that they ask.
 pub(super) struct Starts {
     tasks: Arc<Tasks>,
-    units: Vec<Vec<Member>>,
+    units: Vec<Unit>,
+    /// A permit that is not used yet.
+    spare: Option<Permit>,
+    /// The threads that begin handlers.
+    threads: usize,
+}
+
+/// Messages that start together, and the permits for them.
+struct Unit {
+    members: Vec<Member>,
+    /// What its members ask that have a key; `None` while none has.
+    asks: Option<Option<Shard>>,
+    permits: Vec<Permit>,
+    /// How many more members the permits are for.
+    room: usize,
+    most: usize,
 }
 
 impl Starts {
@@ -26,73 +37,116 @@ impl Starts {
         Self {
             tasks: Arc::clone(tasks),
             units: Vec::new(),
+            spare: None,
+            threads: Handle::current().metrics().num_workers(),
         }
     }
 
-    /// A message that starts under its own permit.
-    pub(super) fn one(&mut self, mut member: Member, permit: OwnedSemaphorePermit) {
-        member.permit = Some(Permit::Own(permit));
-        let most = self.most(&member);
-        let found = self.units.iter().position(|unit| takes(unit, &member));
-        let mut unit = found.map_or_else(
-            || Vec::with_capacity(most),
-            |place| self.units.swap_remove(place),
-        );
-        unit.push(member);
-        if unit.len() >= most {
-            self.start(unit);
+    /// Returns whether a permit is free for what starts next, and keeps it for that.
+    pub(super) fn has_permit(&mut self) -> bool {
+        if self.spare.is_none() {
+            let permits = Arc::clone(&self.shared().permits);
+            self.spare = permits.try_acquire_owned().ok().map(Permit::new);
+        }
+        self.spare.is_some()
+    }
+
+    /// Returns whether a message can begin within the bound of its route's pace: its unit has a
+    /// permit for it, or one is free.
+    pub(super) fn has_room(&mut self, item: &Item, asks: Option<Shard>) -> bool {
+        let route = &item.route;
+        if route.transactional.is_some() {
+            return self.has_permit();
+        }
+        let is_within_unit = self
+            .units
+            .iter()
+            .any(|unit| unit.takes(item, asks) && unit.room > 0);
+        is_within_unit || route.pace.may_claim(self.threads) && self.has_permit()
+    }
+
+    /// A message for which [`has_room`](Self::has_room) was true.
+    pub(super) fn one(&mut self, mut member: Member) {
+        member.item.note_claim();
+        let route = Arc::clone(&member.item.route);
+        let found = self
+            .units
+            .iter()
+            .position(|unit| unit.takes(&member.item, member.asks));
+        let mut unit = match found {
+            Some(place) => self.units.swap_remove(place),
+            None => Unit::of(&route),
+        };
+        if unit.room == 0 {
+            unit.room = per_permit(&route);
+            unit.permits.extend(self.spare.take());
+        }
+        unit.room = unit.room.saturating_sub(1);
+        if member.item.identity.is_ok() {
+            unit.asks = Some(member.asks);
+        }
+        unit.members.push(member);
+        if unit.members.len() >= unit.most {
+            self.start_unit(unit);
         } else {
             self.units.push(unit);
         }
     }
 
-    /// A batch, under one permit.
-    pub(super) fn batch(&mut self, mut members: Vec<Member>, permit: OwnedSemaphorePermit) {
-        let permit = Arc::new(permit);
+    /// A batch, under the permit of which [`has_room`](Self::has_room) has told.
+    pub(super) fn batch(&mut self, mut members: Vec<Member>) {
+        if members.is_empty() {
+            return;
+        }
+        let permit = self.spare.take();
         for member in &mut members {
-            member.permit = Some(Permit::OfBatch(Arc::clone(&permit)));
+            member.item.note_claim();
+            member.in_batch = true;
+            member.permit.clone_from(&permit);
         }
         self.start(members);
     }
 
-    /// Messages that were found completed, and are answered under one permit.
-    pub(super) fn answers(
-        &mut self,
-        found: Vec<(PlaceId, Box<Item>)>,
-        permit: OwnedSemaphorePermit,
-    ) {
-        let permit = Arc::new(permit);
-        let members = found.into_iter().map(|(place, item)| Member {
-            place,
-            item,
-            asks: None,
-            permit: Some(Permit::OfBatch(Arc::clone(&permit))),
-        });
-        unit::start_answers(&self.tasks, members.collect());
+    /// Messages that were found completed, and are answered one after another under a permit of
+    /// which [`has_permit`](Self::has_permit) has told.
+    pub(super) fn answers(&mut self, found: Vec<(PlaceId, Box<Item>)>) {
+        let mut members: Vec<Member> = found
+            .into_iter()
+            .map(|(place, item)| Member::new(place, item, None))
+            .collect();
+        if let Some(first) = members.first_mut() {
+            first.permit = self.spare.take();
+        }
+        self.start(members);
     }
 
     /// Starts what is gathered.
     pub(super) fn end(mut self) {
         for unit in std::mem::take(&mut self.units) {
-            self.start(unit);
+            self.start_unit(unit);
         }
     }
 
-    /// A unit whose members run in transactions of their own has one member: all of them wait for
-    /// the database.
-    fn most(&self, member: &Member) -> usize {
-        if member.item.route.transactional.is_some() {
-            return 1;
+    /// Starts a unit. Its first members carry the permits.
+    fn start_unit(&self, unit: Unit) {
+        let Unit {
+            mut members,
+            permits,
+            ..
+        } = unit;
+        for (member, permit) in members.iter_mut().zip(permits) {
+            member.permit = Some(permit);
         }
-        let share = self.tasks.shared.settings.concurrency as usize / UNITS_AT_LEAST;
-        share.clamp(1, UNIT_MOST)
+        self.start(members);
     }
 
     fn start(&self, mut members: Vec<Member>) {
-        let Some(route) = members.first().map(|member| Arc::clone(&member.item.route)) else {
+        let Some(first) = members.first() else {
             return;
         };
-        let note = self.tasks.shared.watch.begin(&route.gate, route.number);
+        let route = Arc::clone(&first.item.route);
+        let watch = &self.shared().watch;
+        let note = watch.begin(&route.gate, route.number, first.in_batch);
         for member in &mut members {
             let Item {
                 delivery,
@@ -103,11 +157,46 @@ impl Starts {
         }
         unit::start(&self.tasks, members);
     }
+
+    fn shared(&self) -> &Shared {
+        &self.tasks.shared
+    }
 }
 
-/// Returns whether the member may join the unit: the same route, and the same shard of its store.
-fn takes(unit: &[Member], member: &Member) -> bool {
-    unit.first().is_some_and(|first| {
-        first.asks == member.asks && first.item.route.number == member.item.route.number
-    })
+impl Unit {
+    fn of(route: &Route) -> Self {
+        // The members of a unit with transactions of their own would wait for the database, one
+        // after another.
+        let most = if route.transactional.is_some() {
+            1
+        } else {
+            route.pace.unit_most()
+        };
+        Self {
+            members: Vec::with_capacity(most),
+            asks: None,
+            permits: Vec::new(),
+            room: 0,
+            most,
+        }
+    }
+
+    /// Returns whether a message may join: it is of the same route, and of the same shard of its
+    /// store. One without a key asks no shard, and ends when those before it have.
+    fn takes(&self, item: &Item, asks: Option<Shard>) -> bool {
+        let is_same_shard = item.identity.is_err() || self.asks.is_none_or(|ours| ours == asks);
+        self.members
+            .first()
+            .is_some_and(|first| first.item.route.number == item.route.number)
+            && is_same_shard
+    }
+}
+
+/// Returns how many members of a unit are claimed for one permit.
+fn per_permit(route: &Route) -> usize {
+    if route.transactional.is_some() {
+        1
+    } else {
+        route.pace.per_permit()
+    }
 }

@@ -21,6 +21,11 @@ impl<T> Schedule<T> {
         !self.index.found.is_empty() || self.turn(now).is_some()
     }
 
+    /// Returns whether the prefetch found messages completed that are not answered yet.
+    pub(in crate::consumer) fn has_found(&self) -> bool {
+        !self.index.found.is_empty()
+    }
+
     /// Starts answering up to `most` of the messages that the prefetch found completed.
     pub(in crate::consumer) fn start_answers(&mut self, most: usize) -> Vec<(PlaceId, T)> {
         let facts = Facts {

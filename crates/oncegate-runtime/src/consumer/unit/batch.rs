@@ -5,6 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use futures_util::future::poll_fn;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::mpsc;
@@ -13,12 +14,12 @@ use tracing::{Instrument as _, info};
 
 use super::super::end::{PANICKED, Ran, outcome_of};
 use super::super::member::Ended;
+use super::super::shared::Route;
 use super::super::split::{Blame, NextStep, Part, Split, blame};
 use super::super::trace;
-use super::calls::discarded;
+use super::calls::{give_back, grace, may_begin};
 use super::finish::{Finished, finish};
 use super::tasks::{Granted, Tasks};
-use crate::attempt::CANCELLATION_GRACE;
 use crate::batch::{BatchMessage, BatchOutcome, EarlyAnswer, ErasedBatchHandler};
 use crate::failure::Failure;
 use crate::handler::BoxFuture;
@@ -46,6 +47,7 @@ pub(super) async fn run(
     let mut split = Split::new(together, alone);
     let mut batch = BatchMembers::of(tasks, handler, granted);
     while let Some((mut part, call)) = split.next_part() {
+        batch.give_back_late();
         part.members.retain(|place| batch.has(*place));
         if part.members.is_empty() {
             continue;
@@ -120,6 +122,7 @@ struct BatchMembers<'a> {
     members: Vec<Option<Granted>>,
     /// Resolves with the place of a member that was cancelled and whose time to end is over.
     cancelled: FuturesUnordered<BoxFuture<'static, usize>>,
+    /// The time of the last call.
     began: Instant,
     /// The members that the last call has ended.
     finished: Vec<Finished>,
@@ -131,20 +134,11 @@ impl<'a> BatchMembers<'a> {
         handler: &'a dyn ErasedBatchHandler,
         granted: Vec<Granted>,
     ) -> Self {
-        let began = Instant::now();
         let cancelled = granted.iter().enumerate().map(|(place, one)| {
-            one.member.item.enter(Stage::Running, began);
-            let grace = one
-                .member
-                .item
-                .route
-                .gate
-                .settings()
-                .lease
-                .min(CANCELLATION_GRACE);
-            let discarded = discarded(one);
+            let grace = grace(&one.member.item);
+            let discarded = one.lease.discarded().clone();
             Box::pin(async move {
-                discarded.await;
+                discarded.cancelled().await;
                 sleep(grace).await;
                 place
             }) as BoxFuture<'static, usize>
@@ -156,13 +150,38 @@ impl<'a> BatchMembers<'a> {
             handler,
             members,
             cancelled,
-            began,
+            began: Instant::now(),
             finished: Vec::new(),
         }
     }
 
     fn has(&self, place: usize) -> bool {
         self.members.get(place).is_some_and(Option::is_some)
+    }
+
+    /// Gives back the members for which no call may begin any more.
+    fn give_back_late(&mut self) {
+        let now = Instant::now();
+        for slot in &mut self.members {
+            let Some(Err(why)) = slot.as_ref().map(|one| may_begin(self.tasks, one, now)) else {
+                continue;
+            };
+            if let Some(granted) = slot.take() {
+                give_back(self.tasks, granted, why);
+            }
+        }
+    }
+
+    /// Notes that the handler is called with these members.
+    fn begin(&mut self, part: &Part<usize>) {
+        self.began = Instant::now();
+        for place in &part.members {
+            if let Some(Some(granted)) = self.members.get_mut(*place) {
+                granted.member.item.note_begun();
+                granted.lease.begin_run(self.began);
+                granted.member.item.enter(Stage::Running, self.began);
+            }
+        }
     }
 
     /// Calls the handler with one part of the batch, and ends its messages if it has an outcome for
@@ -193,7 +212,8 @@ impl<'a> BatchMembers<'a> {
                     .into()
             })
             .collect();
-        let work = self.handler.handle_batch(&batch, codec);
+        self.begin(part);
+        let work = first_poll_noted(&route, self.handler.handle_batch(&batch, codec));
         let span = trace::batch(gate.scope(), &batch);
         let work = AssertUnwindSafe(work)
             .catch_unwind()
@@ -277,11 +297,8 @@ impl<'a> BatchMembers<'a> {
     /// Ends a member, unless it has ended before.
     fn end(&mut self, place: usize, ran: Ran) {
         if let Some(granted) = self.members.get_mut(place).and_then(Option::take) {
-            self.finished.push(Finished {
-                granted,
-                ran,
-                began: self.began,
-            });
+            self.finished
+                .push(Finished::ran(granted, ran, self.began.elapsed()));
         }
     }
 
@@ -314,4 +331,21 @@ impl<'a> BatchMembers<'a> {
             messages, reason, "a batch failed as a whole; each half of it is tried"
         );
     }
+}
+
+/// Tells the route's pace how long the first poll of the call held its thread.
+fn first_poll_noted<'a, T: 'a>(
+    route: &'a Route,
+    mut work: BoxFuture<'a, T>,
+) -> impl Future<Output = T> + Send + 'a {
+    let mut is_first = true;
+    poll_fn(move |context| {
+        if !std::mem::take(&mut is_first) {
+            return work.as_mut().poll(context);
+        }
+        let began = Instant::now();
+        let polled = work.as_mut().poll(context);
+        route.pace.note_poll(began.elapsed());
+        polled
+    })
 }

@@ -6,27 +6,28 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use oncegate_core::record::TokenTag;
 use oncegate_core::store::StoreError;
-use tokio::time::{Instant, sleep, timeout};
-use tracing::{Instrument as _, info, warn};
+use tracing::{Span, info};
 
 use super::super::end::{BUSY_BACKOFF, End};
 use super::super::item::{Item, Probe};
 use super::super::member::{Ended, Member, Permit};
+use super::super::quarantine::{RELEASED_IS_DUE, all_permits};
 use super::super::returned_letter;
 use super::super::schedule::Shard;
 use super::super::settle::settle;
 use super::super::shared::Shared;
-use super::duplicate::answer;
+use super::calls::Work;
+use super::duplicate::Answering;
 use super::finish::{failed, used_up};
 use super::tasks::{Granted, Tasks};
 use super::{batch, calls};
 use crate::dead_letters::DeadLetterCause;
 use crate::gate::{Claimed, Lease, OpenClaim};
 use crate::handler::BoxFuture;
-use crate::health::{Stage, WaitCause};
+use crate::health::WaitCause;
 use crate::message::Message;
-use crate::observe::Event;
 
 /// The time until a key is asked about again that is being moved between servers.
 const KEY_RECHECK: Duration = Duration::from_secs(1);
@@ -34,19 +35,8 @@ const KEY_RECHECK: Duration = Duration::from_secs(1);
 /// The longest time between two reads of a record that cannot be read.
 const UNREADABLE_RECHECK: Duration = Duration::from_secs(30);
 
-/// The longest time until the store treats a claim released without delay as due, or a lease as
-/// over: it counts whole milliseconds.
-const RELEASED_IS_DUE: Duration = Duration::from_millis(2);
-
-/// The longest time that a message that must run alone keeps others from starting while the last
-/// handlers end.
-const QUARANTINE_PATIENCE: Duration = Duration::from_secs(10);
-
-/// The delay before such a message tries again to run alone: meanwhile the others run.
-const QUARANTINE_PAUSE: Duration = Duration::from_secs(30);
-
 /// The purpose of claims.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Purpose {
     /// The handlers run under them.
     Run,
@@ -59,24 +49,100 @@ pub(super) enum Purpose {
 /// Claims the keys of these members, and runs the handlers of those that are granted.
 pub(super) async fn run(
     tasks: &Arc<Tasks>,
-    members: Vec<Member>,
+    mut members: Vec<Member>,
     purpose: Purpose,
     mut ended: Vec<Ended>,
 ) -> Vec<Ended> {
-    let mut granted = Vec::with_capacity(members.len());
-    for (member, claimed) in claim_all(members).await {
-        granted.extend(follow(tasks, member, claimed, purpose, &mut ended));
-    }
-    let Some(first) = granted.first() else {
+    let Some(first) = members.first() else {
         return ended;
     };
-    let route = Arc::clone(&first.member.item.route);
-    match &route.batches {
-        Some(handler) if first.member.is_in_batch() => {
-            batch::run(tasks, &**handler, granted, ended).await
+    let route = Arc::clone(&first.item.route);
+    let batches = route.batches.as_ref().filter(|_| first.in_batch);
+    // Members that end here leave the permits to the others. All members of a batch hold its own.
+    let of_members = members.iter_mut().map(|member| {
+        if member.in_batch {
+            member.permit.clone()
+        } else {
+            member.permit.take()
         }
-        _ => calls::run(tasks, granted, ended).await,
+    });
+    let mut permits: Vec<Permit> = of_members.flatten().collect();
+    let mut work = Vec::with_capacity(members.len());
+    let (places, claiming) = with_keys(members);
+    let claimed = claim_all(claiming).await;
+    let is_away = no_answer(&claimed);
+    let mut claimed = claimed.into_iter();
+    for without_key in places {
+        if let Some(member) = without_key {
+            // It waits with the messages beside it: bad keys alone would be many in a row.
+            match &is_away {
+                Some(error) => {
+                    let error = error.clone();
+                    tasks.settle(&mut ended, member, End::NoAnswer { error });
+                }
+                None => work.push(Work::WithoutKey(member)),
+            }
+        } else if let Some((member, claimed)) = claimed.next() {
+            work.extend(follow(tasks, member, claimed, purpose, &mut ended));
+        }
     }
+    if let Some(note) = work
+        .first_mut()
+        .and_then(|one| one.member().item.attempt.as_ref())
+    {
+        note.claimed();
+    }
+    let Some(handler) = batches else {
+        return calls::run(tasks, work, permits, ended).await;
+    };
+    permits.truncate(1);
+    let mut granted = Vec::with_capacity(work.len());
+    let mut others = Vec::new();
+    for one in work {
+        match one {
+            Work::Run(one) => granted.push(one),
+            mut other => {
+                other.member().permit = None;
+                others.push(other);
+            }
+        }
+    }
+    if granted.is_empty() {
+        return calls::run(tasks, others, permits, ended).await;
+    }
+    if !others.is_empty() {
+        let tasks_of_others = Arc::clone(tasks);
+        tasks.spawn(
+            async move { calls::run(&tasks_of_others, others, Vec::new(), Vec::new()).await },
+        );
+    }
+    drop(permits);
+    batch::run(tasks, &**handler, granted, ended).await
+}
+
+/// Returns the members that have keys, and for each place of the unit the member that has none.
+fn with_keys(members: Vec<Member>) -> (Vec<Option<Member>>, Vec<Member>) {
+    let mut places = Vec::with_capacity(members.len());
+    let mut claiming = Vec::with_capacity(members.len());
+    for member in members {
+        if member.item.identity.is_ok() {
+            claiming.push(member);
+            places.push(None);
+        } else {
+            places.push(Some(member));
+        }
+    }
+    (places, claiming)
+}
+
+/// Returns an error of these claims if none has an answer.
+fn no_answer(claimed: &[(Member, Result<Claimed, StoreError>)]) -> Option<StoreError> {
+    let errors = claimed.iter().map_while(|(_, claimed)| match claimed {
+        Err(error @ (StoreError::Unavailable { .. } | StoreError::Unknown { .. })) => Some(error),
+        _ => None,
+    });
+    let (count, last) = errors.fold((0, None), |(count, _), error| (count + 1, Some(error)));
+    last.filter(|_| count == claimed.len()).cloned()
 }
 
 /// Claims the keys of these members: those of one shard by one call, so that a shard without an
@@ -142,27 +208,75 @@ async fn claim_of_shard(mut members: Vec<Member>) -> Vec<(Member, Result<Claimed
     members.into_iter().zip(answers).collect()
 }
 
-/// Does what the claim outcome says. Returns the member if its handler is to run.
+/// Does what the claim outcome says. Returns the call that the member waits for, if any.
 fn follow(
     tasks: &Arc<Tasks>,
     mut member: Member,
     claimed: Result<Claimed, StoreError>,
     purpose: Purpose,
     ended: &mut Vec<Ended>,
-) -> Option<Granted> {
+) -> Option<Work> {
     let shared = &tasks.shared;
-    let lease = match claimed {
-        Ok(Claimed::Granted(lease)) => lease,
-        other => {
-            let tasks_of_end = Arc::clone(tasks);
-            tasks.apart(ended, async move {
-                let end = not_granted(&tasks_of_end.shared, &mut member.item, other).await;
-                settle(&tasks_of_end.shared, member, end).await
-            });
+    let claimed = match claimed {
+        Ok(Claimed::Granted(lease)) => {
+            return granted(tasks, shared, (member, lease), purpose, ended).map(Work::Run);
+        }
+        Ok(Claimed::Completed(stored)) => {
+            member.item.note_begun();
+            let Some(tag) = member.item.past.unanswered_commit() else {
+                return Some(Work::Answer(duplicate(shared, member, stored)));
+            };
+            tasks.spawn(completed_by(Arc::clone(tasks), member, tag, stored));
             return None;
         }
+        other => other,
     };
-    granted(tasks, shared, (member, lease), purpose, ended)
+    member.item.note_begun();
+    let tasks_of_end = Arc::clone(tasks);
+    tasks.apart(ended, async move {
+        let end = not_granted(&tasks_of_end.shared, &mut member.item, claimed).await;
+        settle(&tasks_of_end.shared, member, end).await
+    });
+    None
+}
+
+/// A completed member, for which the handler's `duplicate` is to be called.
+fn duplicate(shared: &Shared, member: Member, stored: Bytes) -> Answering {
+    let span = match &member.item.identity {
+        Ok(identity) => shared
+            .spans
+            .answer(&member.item.delivery.message, &identity.key),
+        Err(_no_key) => Span::none(),
+    };
+    Answering::new(member, stored, span)
+}
+
+/// Ends a member whose record is completed, perhaps by its own transaction, whose commit was not
+/// answered.
+async fn completed_by(
+    tasks: Arc<Tasks>,
+    member: Member,
+    tag: TokenTag,
+    stored: Bytes,
+) -> Vec<Ended> {
+    let item = &member.item;
+    let end = match &item.identity {
+        Err(_no_key) => End::HandedOver,
+        Ok(identity) => match item.route.gate.is_completed_by(identity, tag).await {
+            Ok(true) => {
+                item.route
+                    .gate
+                    .note_transaction_completed(&item.delivery.message, identity, tag);
+                End::Completed
+            }
+            Ok(false) => {
+                let answer = Work::Answer(duplicate(&tasks.shared, member, stored));
+                return calls::run(&tasks, vec![answer], Vec::new(), Vec::new()).await;
+            }
+            Err(error) => End::NoAnswer { error },
+        },
+    };
+    vec![settle(&tasks.shared, member, end).await]
 }
 
 /// Returns the member if its handler is to run under this claim: not if a failure of before must be
@@ -207,25 +321,6 @@ fn granted(
         tasks.settle(ended, member, end);
         return None;
     }
-    if lease.is_over() {
-        let tasks_of_end = Arc::clone(tasks);
-        tasks.apart(ended, async move {
-            // The grant came too late. Nothing has run yet.
-            lease
-                .release(
-                    Duration::ZERO,
-                    false,
-                    "the lease was over before the handler began",
-                )
-                .await;
-            let end = End::NotNow {
-                ask_again_in: Duration::ZERO,
-                cause: WaitCause::Lapse,
-            };
-            settle(&tasks_of_end.shared, member, end).await
-        });
-        return None;
-    }
     Some(Granted {
         member,
         lease,
@@ -250,7 +345,10 @@ async fn not_granted(
             debug_assert!(false, "it was granted");
             End::lapsing(&lease, "the claim was not used".to_owned())
         }
-        Ok(Claimed::Completed(stored)) => completed(shared, item, stored).await,
+        Ok(Claimed::Completed(_)) => {
+            debug_assert!(false, "it is answered");
+            End::TAKEN_OVER
+        }
         Ok(Claimed::Busy(retry_in)) => busy(shared, item, retry_in),
         Ok(Claimed::Failed { reason, by, .. }) if returned_letter::is_own(item) => {
             returned_letter::follow(shared, item, (reason, by)).await
@@ -311,28 +409,6 @@ fn busy(shared: &Shared, item: &mut Item, retry_in: Duration) -> End {
     }
 }
 
-/// The end of a message whose record is completed: by its own transaction, if the commit was not
-/// answered, or before.
-async fn completed(shared: &Shared, item: &Item, stored: Bytes) -> End {
-    let Ok(identity) = &item.identity else {
-        return End::HandedOver;
-    };
-    if let Some(tag) = item.past.unanswered_commit() {
-        match item.route.gate.is_completed_by(identity, tag).await {
-            Ok(true) => {
-                item.route
-                    .gate
-                    .note_transaction_completed(&item.delivery.message, identity, tag);
-                return End::Completed;
-            }
-            Ok(false) => {}
-            Err(error) => return End::NoAnswer { error },
-        }
-    }
-    let span = shared.spans.answer(&item.delivery.message, &identity.key);
-    answer(item, stored).instrument(span).await
-}
-
 /// Gives the claim back of a message that is to run alone: in quarantine if it may have ended
 /// processes, or at another time if it is in a batch. It holds no claim while it waits: if this
 /// process dies in the meantime, that costs it no attempt.
@@ -341,56 +417,31 @@ fn run_later(
     mut member: Member,
     lease: Lease,
 ) -> BoxFuture<'static, Vec<Ended>> {
+    member.item.note_begun();
     Box::pin(async move {
         lease
             .release(Duration::ZERO, false, "the message waits to run alone")
             .await;
         let shared = &tasks.shared;
-        let wait = if member.is_in_batch() {
+        let end = if member.in_batch {
             member.item.past.runs_alone = true;
-            RELEASED_IS_DUE
-        } else {
-            let permit = member.permit.take();
-            member.permit = quarantine(shared, &member.item, permit).await;
-            if member.permit.is_some() {
-                return run(&tasks, vec![member], Purpose::RunAlone, Vec::new()).await;
+            End::NotNow {
+                ask_again_in: RELEASED_IS_DUE,
+                cause: WaitCause::Retry,
             }
-            QUARANTINE_PAUSE
-        };
-        let end = End::NotNow {
-            ask_again_in: wait,
-            cause: WaitCause::Retry,
+        } else {
+            member.permit = None;
+            match all_permits(shared, &member.item).await {
+                Ok(every) => {
+                    member.permit = Some(every);
+                    return run(&tasks, vec![member], Purpose::RunAlone, Vec::new()).await;
+                }
+                Err(pause) => End::NotNow {
+                    ask_again_in: pause,
+                    cause: WaitCause::Alone,
+                },
+            }
         };
         vec![settle(shared, member, end).await]
     })
-}
-
-/// Waits until nothing else runs in this process, and keeps it so: a message that kills its process
-/// must not use up the attempts of other messages. `None` when the consumer stops, or when others
-/// run for too long: while this one waits for the last permits, no other message starts.
-///
-/// It gives its own permit back first: two such messages that kept theirs would wait for each
-/// other.
-async fn quarantine(shared: &Shared, item: &Item, permit: Option<Permit>) -> Option<Permit> {
-    drop(permit);
-    let scope = item.route.gate.scope();
-    item.enter(Stage::Quarantined, Instant::now());
-    item.route.gate.observe(Event::Quarantined { scope });
-    let origin = item.delivery.message.origin();
-    warn!(scope, %origin, "earlier attempts ended without an outcome: the message runs alone");
-    let every = shared
-        .permits
-        .clone()
-        .acquire_many_owned(shared.settings.concurrency);
-    let every = tokio::select! {
-        biased;
-        () = shared.stopping.cancelled() => return None,
-        every = timeout(QUARANTINE_PATIENCE, every) => every,
-    };
-    let Ok(Ok(every)) = every else {
-        warn!(scope, %origin, "other handlers run for too long; the message waits to run alone later");
-        return None;
-    };
-    sleep(RELEASED_IS_DUE).await;
-    (!shared.stopping.is_cancelled()).then_some(Permit::Own(every))
 }

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use tokio::time::sleep;
-use tracing::warn;
+use tokio::time::{sleep, timeout};
+use tracing::{Instrument as _, Span, warn};
 
 use super::super::end::End;
 use super::super::item::Item;
+use super::super::member::Member;
 use crate::gate::Unfetched;
+use crate::handler::BoxFuture;
 use crate::health::WaitCause;
 use crate::observe::Event;
 
@@ -24,8 +26,45 @@ const DUPLICATE_BACKOFF: Duration = Duration::from_millis(100);
 /// The delay before a duplicate asks again for a result whose result store does not answer.
 const RESULT_RECHECK: Duration = Duration::from_secs(2);
 
+/// A member whose record is completed, and its result.
+#[derive(Debug)]
+pub(super) struct Answering {
+    pub(super) member: Member,
+    stored: Bytes,
+    span: Span,
+}
+
+impl Answering {
+    pub(super) fn new(member: Member, stored: Bytes, span: Span) -> Self {
+        Self {
+            member,
+            stored,
+            span,
+        }
+    }
+
+    /// A member that the prefetch found completed.
+    pub(super) fn found(member: Member, stored: Bytes) -> Self {
+        Self::new(member, stored, Span::none())
+    }
+
+    /// Passes the result to the handler. Returns the member with its end.
+    pub(super) fn answer(self) -> BoxFuture<'static, (Member, End)> {
+        let Self {
+            member,
+            stored,
+            span,
+        } = self;
+        let answering = async move {
+            let end = answer(&member.item, stored).await;
+            (member, end)
+        };
+        Box::pin(answering.instrument(span))
+    }
+}
+
 /// Passes the first result to the handler. Whatever the handler does with it, the message is done.
-pub(super) async fn answer(item: &Item, stored: Bytes) -> End {
+async fn answer(item: &Item, stored: Bytes) -> End {
     let (result, lost) = match item.route.gate.fetch(&stored).await {
         Ok(result) => (result, None),
         Err(Unfetched::Lost(error)) => (stored, Some(error.to_string())),
@@ -36,6 +75,25 @@ pub(super) async fn answer(item: &Item, stored: Bytes) -> End {
             };
         }
     };
+    // A hook that never returned would keep its permit, and its partition could not be committed.
+    let max_run = item.route.gate.settings().max_run;
+    let is_told = match timeout(max_run, tell(item, result, lost)).await {
+        Ok(is_told) => is_told,
+        Err(_too_long) => {
+            warn!(origin = %item.delivery.message.origin(), ?max_run, "`Handler::duplicate` has run for too long; it is dropped");
+            false
+        }
+    };
+    if !is_told {
+        item.route.gate.observe(Event::DuplicateHookFailed {
+            scope: item.route.gate.scope(),
+        });
+    }
+    End::Duplicate
+}
+
+/// Calls the handler's hook, several times if it fails. Returns whether it has succeeded.
+async fn tell(item: &Item, result: Bytes, lost: Option<String>) -> bool {
     let handler = &item.route.handler;
     for failures in 1..=DUPLICATE_TRIES {
         let message = item.delivery.message.clone();
@@ -43,7 +101,7 @@ pub(super) async fn answer(item: &Item, stored: Bytes) -> End {
         let lost = lost.clone().map(Into::into);
         let call = async move { handler.duplicate(message, result, lost).await };
         match AssertUnwindSafe(call).catch_unwind().await {
-            Ok(Ok(())) => return End::Duplicate,
+            Ok(Ok(())) => return true,
             Ok(Err(failure)) => {
                 warn!(origin = %item.delivery.message.origin(), %failure, "`Handler::duplicate` failed");
             }
@@ -53,8 +111,5 @@ pub(super) async fn answer(item: &Item, stored: Bytes) -> End {
         }
         sleep(DUPLICATE_BACKOFF * failures).await;
     }
-    item.route.gate.observe(Event::DuplicateHookFailed {
-        scope: item.route.gate.scope(),
-    });
-    End::Duplicate
+    false
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use oncegate_core::store::StoreError;
 use tokio::time::Instant;
 use tracing::warn;
 
 use super::super::breaker::FailureCount;
 use super::super::end::{CANCELLED, End, PANICKED, Ran};
 use super::super::item::Item;
-use super::super::member::Ended;
+use super::super::member::{Ended, Member};
 use super::super::settle::settle;
 use super::super::shared::Shared;
 use super::super::trace;
@@ -27,31 +28,53 @@ use crate::observe::Event;
 const WITHOUT_TRANSACTION: &str = "the handler returned without `Attempt::commit_with` or `Attempt::completing`, \
                                    and its gate is `transactional()`";
 
-/// A member whose handler has ended.
+/// A member that waits for no call any more.
 #[derive(Debug)]
-pub(super) struct Finished {
-    pub(super) granted: Granted,
-    pub(super) ran: Ran,
-    /// The time of the handler's call.
-    pub(super) began: Instant,
+pub(super) enum Finished {
+    /// Its handler has ended.
+    Ran {
+        granted: Granted,
+        ran: Ran,
+        /// How long its own run took.
+        took: Duration,
+    },
+    /// It has no key, and ends when those before it have: the dead-letter limit counts messages in
+    /// their order.
+    WithoutKey(Member),
+}
+
+impl Finished {
+    pub(super) fn ran(granted: Granted, ran: Ran, took: Duration) -> Self {
+        granted.member.item.route.pace.note_run(took);
+        Self::Ran { granted, ran, took }
+    }
+}
+
+/// A member in the order in which its unit is settled.
+enum Settling {
+    /// The record is to hold this result.
+    Result(Granted, Bytes),
+    WithoutKey(Member),
 }
 
 /// Ends the attempts of these members. Those whose results are stored as they are are completed by
 /// one call.
 pub(super) async fn finish(tasks: &Arc<Tasks>, finished: Vec<Finished>) -> Vec<Ended> {
     let mut ended = Vec::with_capacity(finished.len());
-    let mut results: Vec<(Granted, Bytes)> = Vec::with_capacity(finished.len());
+    let mut settling = Vec::with_capacity(finished.len());
     let now = Instant::now();
-    for Finished {
-        granted,
-        ran,
-        began,
-    } in finished
-    {
-        let count = note(&tasks.shared, &granted, &ran, (began, now));
+    for one in finished {
+        let (granted, ran, took) = match one {
+            Finished::Ran { granted, ran, took } => (granted, ran, took),
+            Finished::WithoutKey(member) => {
+                settling.push(Settling::WithoutKey(member));
+                continue;
+            }
+        };
+        let count = note(&tasks.shared, &granted, &ran, (took, now));
         match ran {
             Ran::Returned(Ok(Ok(stored))) if is_stored_as_it_is(&granted, &stored) => {
-                results.push((granted, stored));
+                settling.push(Settling::Result(granted, stored));
             }
             ran => {
                 let tasks_of_end = Arc::clone(tasks);
@@ -61,7 +84,7 @@ pub(super) async fn finish(tasks: &Arc<Tasks>, finished: Vec<Finished>) -> Vec<E
             }
         }
     }
-    record(tasks, results, &mut ended).await;
+    record(tasks, settling, &mut ended).await;
     ended
 }
 
@@ -71,7 +94,7 @@ fn note(
     shared: &Shared,
     granted: &Granted,
     ran: &Ran,
-    (began, now): (Instant, Instant),
+    (took, now): (Duration, Instant),
 ) -> FailureCount {
     let Granted {
         member,
@@ -80,7 +103,6 @@ fn note(
     } = granted;
     let gate = &member.item.route.gate;
     let outcome = ran.outcome();
-    let took = now.saturating_duration_since(began);
     shared.watch.handler_times.note(took);
     gate.observe(Event::HandlerRan {
         scope: gate.scope(),
@@ -104,36 +126,46 @@ fn is_stored_as_it_is(Granted { member, lease, .. }: &Granted, stored: &Bytes) -
         && !lease.is_attempted()
 }
 
-/// Completes the records of these members by one call, and settles them.
-async fn record(tasks: &Arc<Tasks>, results: Vec<(Granted, Bytes)>, ended: &mut Vec<Ended>) {
-    if results.is_empty() {
-        return;
-    }
-    tasks.report(ended);
-    let began = Instant::now();
-    let leases: Vec<(&Lease, &Bytes)> = results
+/// Completes the records of these members by one call, and settles them in their order.
+async fn record(tasks: &Arc<Tasks>, settling: Vec<Settling>, ended: &mut Vec<Ended>) {
+    let leases: Vec<(&Lease, &Bytes)> = settling
         .iter()
-        .map(|(granted, stored)| (&granted.lease, stored))
+        .filter_map(|one| match one {
+            Settling::Result(granted, stored) => Some((&granted.lease, stored)),
+            Settling::WithoutKey(_) => None,
+        })
         .collect();
-    let recorded = Lease::record_results(&leases).await;
-    for (
-        (
-            Granted {
-                member,
-                lease,
-                span,
-            },
-            stored,
-        ),
-        recorded,
-    ) in results.into_iter().zip(recorded)
-    {
-        match recorded {
-            Ok(completion) => {
+    let began = Instant::now();
+    let mut recorded = if leases.is_empty() {
+        Vec::new()
+    } else {
+        tasks.report(ended);
+        Lease::record_results(&leases).await
+    }
+    .into_iter();
+    for one in settling {
+        let (granted, stored) = match one {
+            Settling::Result(granted, stored) => (granted, stored),
+            Settling::WithoutKey(member) => {
+                let end = without_key(&member.item);
+                tasks.settle(ended, member, end);
+                continue;
+            }
+        };
+        let Granted {
+            member,
+            lease,
+            span,
+        } = granted;
+        match recorded.next() {
+            Some(Ok(completion)) => {
                 drop((lease, span));
                 tasks.settle(ended, member, end_of(completion));
             }
-            Err(error) => {
+            other => {
+                let error = other
+                    .and_then(Result::err)
+                    .unwrap_or_else(|| StoreError::unknown("the store gave no answer"));
                 let tasks_of_end = Arc::clone(tasks);
                 tasks.apart(ended, async move {
                     let end = end_of(lease.record_again(stored, began, error).await);
@@ -142,6 +174,20 @@ async fn record(tasks: &Arc<Tasks>, results: Vec<(Granted, Bytes)>, ended: &mut 
                 });
             }
         }
+    }
+}
+
+/// The end of a message of which no key can be made.
+pub(super) fn without_key(item: &Item) -> End {
+    let reason = match &item.identity {
+        Err(error) => error.to_string(),
+        Ok(_) => String::new(),
+    };
+    End::GiveUp {
+        lease: None,
+        cause: DeadLetterCause::BadKey,
+        reason,
+        attempts: 0,
     }
 }
 

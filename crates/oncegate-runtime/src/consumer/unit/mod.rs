@@ -1,26 +1,21 @@
-//! A unit: 1 to n messages of one route that start together, each with its permit. One path for all
-//! of them: claims → calls → finish → [`settle`](super::settle).
+//! A unit: 1 to n messages of one route that start together. One path for all of them: claims →
+//! calls → finish → [`settle`](super::settle).
 //!
 //! 1. **Claim** (`claims`): the keys are claimed by one call of the store, or, for a transactional
-//!    handler, taken in its transaction (`transaction`). A member that is completed, busy, failed
-//!    or without an answer ends here.
-//! 2. **Call** (`calls`): each handler is polled in the unit's own task; a batch handler is called
-//!    once (`batch`). A handler that waits for something goes on in a task of its own. While one
-//!    blocks its thread, another task calls the rest.
+//!    handler, taken in its transaction (`transaction`). A member that is busy, failed or without an
+//!    answer ends here.
+//! 2. **Call** (`calls`): handlers, and `duplicate` hooks of completed members, are called one after
+//!    another, each with a permit. One that waits for something goes on in a task of its own, and
+//!    takes the permit along. A batch handler is called once (`batch`).
 //! 3. **Finish** (`finish`): those that ended together are completed by one call.
 //!
-//! No member waits for a slower one: what does not end at once goes on
-//! [apart](tasks::Tasks::apart).
+//! How many members a unit has follows from the [pace](super::pace) of its route: it claims what
+//! begins within a few milliseconds. No member waits for a slower one: what does not end at once
+//! goes on [apart](tasks::Tasks::apart), and what cannot begin soon is released, uncounted.
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-
-use super::end::End;
 use super::member::{Ended, Member};
-use super::settle::settle;
-use super::shared::Shared;
-use crate::dead_letters::DeadLetterCause;
 
 mod batch;
 mod calls;
@@ -30,50 +25,37 @@ mod finish;
 mod tasks;
 mod transaction;
 
-pub(super) use tasks::Tasks;
+pub(super) use tasks::{Tasks, after_ready_tasks};
 
+use calls::Work;
 use claims::Purpose;
-use duplicate::answer;
+use duplicate::Answering;
+use finish::without_key;
 
-/// Starts a unit.
+/// Starts a unit. Its first members hold the permits of all.
 pub(super) fn start(tasks: &Arc<Tasks>, members: Vec<Member>) {
     tasks.spawn(run(Arc::clone(tasks), members));
-}
-
-/// Starts the answers to messages that were found completed, under one permit.
-pub(super) fn start_answers(tasks: &Arc<Tasks>, members: Vec<Member>) {
-    tasks.spawn(answer_all(Arc::clone(tasks), members));
 }
 
 /// Runs the unit. Returns those of its members that have not been reported, and do not go on apart.
 async fn run(tasks: Arc<Tasks>, members: Vec<Member>) -> Vec<Ended> {
     let mut ended = Vec::with_capacity(members.len());
     let mut started = Vec::with_capacity(members.len());
+    let mut found = Vec::new();
     for mut member in members {
-        // Not that the consumer stops: a unit of later messages may have begun before this one.
-        if !member.item.start() {
+        if tasks.shared.stopping.is_cancelled() || !member.item.start() {
             ended.push(member.not_ours());
-        } else if let Err(error) = &member.item.identity {
-            let cause = DeadLetterCause::BadKey;
-            let reason = error.to_string();
-            tasks.settle(
-                &mut ended,
-                member,
-                End::GiveUp {
-                    lease: None,
-                    cause,
-                    reason,
-                    attempts: 0,
-                },
-            );
+        } else if member.item.identity.is_err() && member.item.route.transactional.is_some() {
+            let end = without_key(&member.item);
+            tasks.settle(&mut ended, member, end);
         } else if let Some(stored) = member.item.found.take() {
-            let tasks_of_answer = Arc::clone(&tasks);
-            tasks.apart(&mut ended, async move {
-                answered(&tasks_of_answer.shared, member, stored).await
-            });
+            found.push(Work::Answer(Answering::found(member, stored)));
         } else {
             started.push(member);
         }
+    }
+    if !found.is_empty() {
+        return calls::run(&tasks, found, Vec::new(), ended).await;
     }
     let Some(first) = started.first() else {
         return ended;
@@ -85,22 +67,4 @@ async fn run(tasks: Arc<Tasks>, members: Vec<Member>) -> Vec<Ended> {
             transaction::run(&tasks, &transactional.handler, started, ended).await
         }
     }
-}
-
-async fn answered(shared: &Shared, member: Member, stored: Bytes) -> Ended {
-    let end = answer(&member.item, stored).await;
-    settle(shared, member, end).await
-}
-
-async fn answer_all(tasks: Arc<Tasks>, members: Vec<Member>) -> Vec<Ended> {
-    let mut ended = Vec::with_capacity(members.len());
-    for mut member in members {
-        match member.item.found.take() {
-            Some(stored) if member.item.start() => {
-                ended.push(answered(&tasks.shared, member, stored).await);
-            }
-            _ => ended.push(member.not_ours()),
-        }
-    }
-    ended
 }

@@ -80,15 +80,21 @@ impl Tasks {
     }
 
     /// Runs what ends a member here if it ends at once, and in a task of its own if it waits for
-    /// something.
+    /// something. Returns whether it has ended.
     pub(super) fn apart(
         &self,
         ended: &mut Vec<Ended>,
         work: impl Future<Output = Ended> + Send + 'static,
-    ) {
+    ) -> bool {
         match polled(work) {
-            Ok(end) => ended.push(end),
-            Err(work) => self.spawn(async move { vec![work.await] }),
+            Ok(end) => {
+                ended.push(end);
+                true
+            }
+            Err(work) => {
+                self.spawn(async move { vec![work.await] });
+                false
+            }
         }
     }
 
@@ -115,4 +121,18 @@ fn polled<T>(
         Poll::Ready(value) => Ok(value),
         Poll::Pending => Err(work),
     }
+}
+
+/// Lets the tasks run that are ready now. Unlike after `tokio::task::yield_now`, another thread of
+/// the runtime can take this task over when one of them blocks its own.
+pub(in crate::consumer) async fn after_ready_tasks() {
+    let mut has_yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }

@@ -54,8 +54,7 @@ pub(super) async fn run(
             // Another attempt, or another process, may have ended with it. It is not claimed here:
             // that would cost it an attempt if one of its neighbours ended this process.
             ControlFlow::Continue(None)
-                if member.is_in_batch()
-                    && matches!(member.item.past.progress, Progress::NeedsClaim) =>
+                if member.in_batch && matches!(member.item.past.progress, Progress::NeedsClaim) =>
             {
                 member.item.past.runs_alone = true;
                 let end = End::NotNow {

@@ -126,7 +126,7 @@ pub(super) async fn claim(
     ended: Vec<Ended>,
 ) -> Vec<Ended> {
     let purpose = match members.first() {
-        Some(member) if member.is_in_batch() => Purpose::Inspect,
+        Some(member) if member.in_batch => Purpose::Inspect,
         _ => Purpose::Run,
     };
     claims::run(tasks, members, purpose, ended).await

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, sleep};
 use tracing::{Instrument as _, Span, info};
 
@@ -15,7 +13,6 @@ use crate::consumer::member::{Ended, Member};
 use crate::consumer::split::{Blame, NextStep, Part, Split, blame};
 use crate::consumer::unit::tasks::Tasks;
 use crate::gate::TransactionRun;
-use crate::handler::BoxFuture;
 use crate::health::Stage;
 use crate::observe::{BatchCall, Event, RunOutcome};
 use crate::transactional::Excuse;
@@ -25,8 +22,6 @@ pub(super) struct TransactionMembers<'a> {
     tasks: &'a Arc<Tasks>,
     handler: &'a Arc<dyn ErasedTransactional>,
     members: Vec<Option<InTransaction>>,
-    /// Resolves when the broker has taken a member away.
-    lost: FuturesUnordered<BoxFuture<'static, ()>>,
     ended: Vec<Ended>,
     to_claim: Vec<Member>,
 }
@@ -38,24 +33,14 @@ impl<'a> TransactionMembers<'a> {
         begun: Vec<InTransaction>,
     ) -> Self {
         let began = Instant::now();
-        let lost = begun.iter().map(|InTransaction { member, run, .. }| {
+        for InTransaction { member, .. } in &begun {
             member.item.enter(Stage::Running, began);
-            let run = Arc::clone(run);
-            let ack_handle = Arc::clone(&member.item.delivery.ack_handle);
-            Box::pin(async move {
-                if let Some(lost) = ack_handle.lost() {
-                    lost.await;
-                    run.discarded().cancel();
-                }
-            }) as BoxFuture<'static, ()>
-        });
-        let lost = lost.collect();
+        }
         let members = begun.into_iter().map(Some).collect();
         Self {
             tasks,
             handler,
             members,
-            lost,
             ended: Vec::new(),
             to_claim: Vec::new(),
         }
@@ -104,35 +89,20 @@ impl<'a> TransactionMembers<'a> {
         call: BatchCall,
         split: &mut Split<usize>,
     ) -> Option<Rest> {
-        // The broker has taken these away since the last transaction.
-        for place in &part.members {
-            if self
-                .get(*place)
-                .is_some_and(|running| running.run.discarded().is_cancelled())
-            {
-                self.end(*place, TransactionEnd::Discarded, Duration::ZERO);
-            }
-        }
+        self.leave_out_late(part);
         part.members.retain(|place| self.get(*place).is_some());
         let members = part.members.iter().filter_map(|place| self.get(*place));
         let runs: Vec<Arc<TransactionRun>> =
             members.map(|running| Arc::clone(&running.run)).collect();
         let first = self.get(*part.members.first()?)?;
         // The handler of a batch runs in a span of its own.
-        let (call, span) = if first.member.is_in_batch() {
+        let (call, span) = if first.member.in_batch {
             (Some(call), Span::none())
         } else {
             (None, first.span.clone())
         };
-        let mut running = self.handler.run(runs, call).instrument(span);
-        let RunEnd { ends, rest, took } = loop {
-            tokio::select! {
-                biased;
-                end = &mut running => break end,
-                Some(()) = self.lost.next() => {}
-            }
-        };
-        drop(running);
+        let running = self.handler.run(runs, call).instrument(span);
+        let RunEnd { ends, rest, took } = running.await;
         for (place, end) in part.members.iter().zip(ends) {
             let Some(end) = end else { continue };
             if let TransactionEnd::Committed = end {
@@ -142,6 +112,22 @@ impl<'a> TransactionMembers<'a> {
         }
         part.members.retain(|place| self.get(*place).is_some());
         (!part.members.is_empty()).then_some(rest)
+    }
+
+    /// Ends the members for which no transaction may begin any more: the consumer stops, or the
+    /// broker has taken them away. They have left nothing in the store.
+    fn leave_out_late(&mut self, part: &Part<usize>) {
+        let is_stopping = self.tasks.shared.stopping.is_cancelled();
+        for place in &part.members {
+            let is_late = self
+                .get(*place)
+                .is_some_and(|InTransaction { member, .. }| {
+                    is_stopping || !member.item.delivery.ack_handle.is_ours()
+                });
+            if is_late {
+                self.end(*place, TransactionEnd::Held, Duration::ZERO);
+            }
+        }
     }
 
     fn get(&self, place: usize) -> Option<&InTransaction> {
