@@ -73,6 +73,9 @@ struct GrantedRun {
     completion: RunCompletion,
     /// `true` when the attempt runs without the store.
     fail_open: bool,
+    /// Set when no handler may begin any more; for handlers that begin after a wait for their
+    /// transaction.
+    stops: Option<Arc<AtomicBool>>,
 }
 
 impl Attempt {
@@ -81,6 +84,7 @@ impl Attempt {
         cancellation: Cancellation,
         completion: RunCompletion,
         fail_open: bool,
+        stops: Option<Arc<AtomicBool>>,
     ) -> Self {
         let recovered = AtomicBool::new(grant.recovery.recovered());
         Self {
@@ -91,6 +95,7 @@ impl Attempt {
                 cancellation,
                 completion,
                 fail_open,
+                stops,
             }),
         }
     }
@@ -99,6 +104,12 @@ impl Attempt {
     /// record does not hold one.
     pub(crate) fn mark_recovered(&self) {
         self.run.recovered.store(true, Relaxed);
+    }
+
+    /// Returns whether the consumer stops, so that no handler may begin.
+    pub(crate) fn is_stopped(&self) -> bool {
+        let stops = self.run.stops.as_ref();
+        stops.is_some_and(|stops| stops.load(Relaxed))
     }
 
     /// Notes that the handler is called.

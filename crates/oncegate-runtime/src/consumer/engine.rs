@@ -335,7 +335,7 @@ impl Engine {
     /// Keeps the first failure and begins the stop; everything that has started may end.
     fn fail(&mut self, error: ConsumerError) {
         self.failed.get_or_insert(error);
-        self.shared.stopping.cancel();
+        self.shared.stop();
     }
 }
 

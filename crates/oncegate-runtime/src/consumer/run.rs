@@ -65,7 +65,7 @@ pub(super) async fn run(
                 info!("stopping: what has started may end");
                 life.enter(Phase::Stopping);
                 stop_by = Some(Instant::now() + stop_deadline);
-                shared.stopping.cancel();
+                shared.stop();
                 continue;
             }
             () = &mut at_once, if is_stopping && !shared.at_once.is_cancelled() => {
@@ -82,7 +82,7 @@ pub(super) async fn run(
                     .map_or_else(|bug| Some(ConsumerError::Bug(bug.to_string())), Result::err);
                 result = result.and(error.map_or(Ok(()), Err));
                 life.enter(Phase::Stopping);
-                shared.stopping.cancel();
+                shared.stop();
             }
         }
     }

@@ -77,6 +77,12 @@ impl TransactionalRoute {
 }
 
 impl Route {
+    /// Lets no handler begin any more.
+    fn stop(&self) {
+        self.gate.stop();
+        self.fail_open.iter().for_each(|gate| gate.stop());
+    }
+
     /// Tells every running handler to stop.
     pub(super) fn cancel_all(&self) {
         self.gate.cancel_all();
@@ -126,6 +132,12 @@ impl Shared {
     pub(super) const ALL: u32 = 1 << 16;
     /// The divisor of the average: one message moves it by one part in this many.
     pub(super) const SHARE_OF_ONE: u32 = 64;
+
+    /// Begins the stop: no handler begins any more.
+    pub(super) fn stop(&self) {
+        self.stopping.cancel();
+        self.routes().for_each(|route| route.stop());
+    }
 
     pub(super) fn breaker(&self, route: usize) -> Option<&Switch> {
         self.routes.get(route).map(|(_, route)| &route.breaker)

@@ -80,6 +80,7 @@ impl Lease {
             Cancellation::default(),
             completion,
             gate.is_fail_open,
+            gate.settings.transactional.then(|| Arc::clone(&gate.stops)),
         );
         let kept = gate.lease_renewer.keep(&attempt, sent_at);
         Self {

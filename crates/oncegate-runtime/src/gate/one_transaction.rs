@@ -92,6 +92,7 @@ impl OpenGate {
             Cancellation::under(&self.transactions),
             completion,
             false,
+            Some(Arc::clone(&self.stops)),
         );
         Ok(TransactionRun {
             gate: Arc::clone(self),

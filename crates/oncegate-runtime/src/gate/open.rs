@@ -1,6 +1,7 @@
 //! An open gate: its checked settings and store, and its operations for a message.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -46,6 +47,8 @@ pub(crate) struct OpenGate {
     pub(super) checkup: Checkup,
     /// Cancels the runs without a claim.
     pub(super) transactions: CancellationToken,
+    /// Set when no handler may begin any more.
+    pub(super) stops: Arc<AtomicBool>,
     /// `true` if it uses no store: what it grants may run, or have run, elsewhere.
     pub(super) is_fail_open: bool,
 }
@@ -291,6 +294,16 @@ impl OpenGate {
         if let Some(losses) = &self.losses {
             losses.losses_written().await;
         }
+    }
+
+    /// Lets no handler begin any more: the consumer stops.
+    pub(crate) fn stop(&self) {
+        self.stops.store(true, Relaxed);
+    }
+
+    /// Returns whether no handler may begin any more.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stops.load(Relaxed)
     }
 
     /// Cancels every running handler.

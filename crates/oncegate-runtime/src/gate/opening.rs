@@ -58,6 +58,7 @@ impl Gate {
             losses: Some(losses),
             checkup,
             transactions: CancellationToken::new(),
+            stops: Arc::default(),
             is_fail_open: false,
         };
         gate.check_results().await?;
@@ -95,6 +96,7 @@ impl Gate {
             losses: None,
             checkup: FailOpenStore::checkup(),
             transactions: CancellationToken::new(),
+            stops: Arc::default(),
             is_fail_open: true,
         })))
     }

@@ -404,3 +404,69 @@ async fn a_message_runs_alone_beside_handlers_that_take_long() {
     };
     consumer.run_until(stop).await.unwrap();
 }
+
+/// Runs handlers that end at once, and then these payloads, which come together: one unit.
+async fn in_one_unit(bench: &Bench, consumer: oncegate::Consumer, payloads: &[String]) {
+    let list = Arc::clone(&bench.list);
+    let stop = async move {
+        list.until_acked(100).await;
+        for payload in payloads {
+            list.push("orders", "", payload.clone());
+        }
+        list.until_acked(100 + payloads.len()).await;
+    };
+    consumer.run_until(stop).await.unwrap();
+}
+
+// invariant: run-not-its-own
+#[tokio::test(start_paused = true)]
+async fn the_time_of_a_run_begins_with_its_handler() {
+    let bench = Bench::of(numbered(100));
+    let gate = bench.gate("runtime").lease(LEASE).max_run(LEASE);
+    let handler = |message: Message, _: Attempt| {
+        if message.payload() == br#"{"id":100}"# {
+            compute(LEASE * 6 / 10);
+        }
+        let waits = message.payload() == br#"{"id":101}"#;
+        async move {
+            if waits {
+                sleep(LEASE * 6 / 10).await;
+            }
+            Ok::<(), Failure>(())
+        }
+    };
+    let consumer = bench.consumer_behind(gate, handler);
+    let payloads = [100, 101].map(|id| format!(r#"{{"id":{id}}}"#));
+    in_one_unit(&bench, consumer, &payloads).await;
+    assert_eq!(bench.counters.total("extra_runs"), 0);
+    assert_eq!(bench.counters.get("handler_runs", "succeeded"), 102);
+}
+
+// invariant: neighbour-held-up
+#[tokio::test(start_paused = true)]
+async fn what_has_ended_is_recorded_while_its_unit_goes_on() {
+    let bench = Bench::of(numbered(100));
+    let acked_before: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let noted = Arc::clone(&acked_before);
+    let list = Arc::clone(&bench.list);
+    let handler = move |message: Message, _: Attempt| {
+        if message.payload().starts_with(br#"{"id":1"#) && message.payload().len() == 10 {
+            noted.lock().unwrap().push(list.acked().len() - 100);
+            compute(LEASE / 4);
+        }
+        std::future::ready(Ok::<(), Failure>(()))
+    };
+    let consumer = bench.consumer(handler);
+    let payloads: Vec<String> = (100..110).map(|id| format!(r#"{{"id":{id}}}"#)).collect();
+    in_one_unit(&bench, consumer, &payloads).await;
+    let acked = acked_before.lock().unwrap().clone();
+    assert_eq!(acked.len(), 10);
+    assert!(
+        acked
+            .iter()
+            .enumerate()
+            .all(|(place, acked)| acked + 1 >= place),
+        "{acked:?}"
+    );
+    assert_eq!(bench.counters.total("extra_runs"), 0);
+}

@@ -13,6 +13,8 @@ use oncegate::dead_letters::{DeadLetter, DeadLetters};
 pub(crate) struct Ledger {
     pub(crate) effects: Mutex<BTreeMap<u64, u32>>,
     pub(crate) results: Mutex<BTreeMap<u64, Vec<String>>>,
+    /// What must not have happened.
+    pub(crate) wrong: Mutex<Vec<&'static str>>,
     pub(crate) letters: Mutex<BTreeMap<String, String>>,
     wanted_later: Mutex<BTreeMap<u64, u32>>,
 }

@@ -17,6 +17,7 @@ mod ledger;
 mod pay;
 mod steps;
 mod till;
+mod witness;
 mod world;
 
 use std::collections::BTreeMap;

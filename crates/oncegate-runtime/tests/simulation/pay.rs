@@ -2,6 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -16,14 +17,17 @@ use tokio::time::sleep;
 use crate::given::Given;
 use crate::ledger::Ledger;
 use crate::till::Till;
+use crate::witness::Witness;
 
 /// How the handler treats a key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Behaviour {
     Quick,
-    /// Gives its thread back again and again, without waiting for anything.
+    /// Holds its thread for so long in each poll, and gives it back in between without waiting for
+    /// anything.
     Computes {
         polls: u32,
+        ms: u64,
     },
     Slow {
         ms: u64,
@@ -78,9 +82,7 @@ impl Behaviour {
 pub(crate) fn behaviour(rng: &mut Rng) -> Behaviour {
     match rng.u32(..30) {
         0..7 => Behaviour::Quick,
-        7 => Behaviour::Computes {
-            polls: rng.u32(1..20),
-        },
+        7 => computes(rng),
         8..11 => Behaviour::Slow {
             ms: rng.u64(1..400),
         },
@@ -118,7 +120,24 @@ pub(crate) fn behaviour(rng: &mut Rng) -> Behaviour {
     }
 }
 
+/// A handler that computes; each second one ends in its first poll.
+pub(crate) fn computes(rng: &mut Rng) -> Behaviour {
+    Behaviour::Computes {
+        polls: if rng.bool() { 1 } else { rng.u32(2..20) },
+        ms: rng.u64(..300),
+    }
+}
+
+/// Uses time up without letting other tasks run, as a computing handler or a machine that stands
+/// still does.
+pub(crate) fn hold_the_thread(ms: u64) {
+    let advance = std::pin::pin!(tokio::time::advance(Duration::from_millis(ms)));
+    // It goes on at its first poll, and yields after that.
+    let _yields = advance.poll(&mut Context::from_waker(Waker::noop()));
+}
+
 pub(crate) struct Pay {
+    pub(crate) witness: Arc<Witness>,
     pub(crate) behaviours: Arc<Vec<Behaviour>>,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) till: Arc<Till>,
@@ -172,13 +191,35 @@ impl Handler for Pay {
     type Output = String;
 
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
+        self.witness.begins(message, attempt);
+        self.pay(message, attempt).await
+    }
+
+    async fn duplicate(&self, message: &Message, result: String) -> Result<(), Failure> {
+        let id = message.json::<Payment>()?.id;
+        self.witness.has_not_stopped();
+        self.ledger
+            .results
+            .lock()
+            .unwrap()
+            .entry(id)
+            .or_default()
+            .push(result);
+        Ok(())
+    }
+}
+
+impl Pay {
+    async fn pay(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
         let id = message.json::<Payment>()?.id;
         let behaviour = self.behaviours[usize::try_from(id).unwrap()];
         match behaviour {
             Behaviour::Quick => {}
-            Behaviour::Computes { polls } => {
-                for _ in 0..polls {
+            Behaviour::Computes { polls, ms } => {
+                hold_the_thread(ms);
+                for _ in 1..polls {
                     tokio::task::yield_now().await;
+                    hold_the_thread(ms);
                 }
             }
             Behaviour::Slow { ms } => {
@@ -213,18 +254,6 @@ impl Handler for Pay {
         }
         Ok(self.charge(id))
     }
-
-    async fn duplicate(&self, message: &Message, result: String) -> Result<(), Failure> {
-        let id = message.json::<Payment>()?.id;
-        self.ledger
-            .results
-            .lock()
-            .unwrap()
-            .entry(id)
-            .or_default()
-            .push(result);
-        Ok(())
-    }
 }
 
 /// The same handler for batches: what makes it fail as a whole is found before there is any effect,
@@ -239,6 +268,9 @@ impl BatchHandler for PayTogether {
         batch: &[BatchMessage],
     ) -> Result<Vec<Result<String, Failure>>, Failure> {
         for one in batch {
+            self.0.witness.begins(one.message(), one.attempt());
+        }
+        for one in batch {
             let id = one.message().json::<Payment>()?.id;
             match self.0.behaviours[usize::try_from(id).unwrap()] {
                 Behaviour::FailsAlways => return Err("never".into()),
@@ -248,7 +280,7 @@ impl BatchHandler for PayTogether {
             }
         }
         let handle = async |one: &BatchMessage| {
-            let handled = Handler::handle(&self.0, one.message(), one.attempt());
+            let handled = self.0.pay(one.message(), one.attempt());
             let handled = AssertUnwindSafe(handled).catch_unwind().await;
             handled.unwrap_or_else(|_| Err("panicked afterwards".into()))
         };
@@ -299,6 +331,7 @@ impl TransactionalHandler<Given> for PayGiven {
         attempt: &Attempt,
         given: &mut Given,
     ) -> Result<String, Failure> {
+        self.0.witness.has_not_stopped();
         given.charge(message.json::<Payment>()?.id)?;
         self.follow(message, attempt).await
     }
@@ -316,6 +349,7 @@ impl TransactionalBatchHandler<Given> for PayGiven {
         batch: &[BatchMessage],
         given: &mut Given,
     ) -> Result<Vec<Result<String, Failure>>, Failure> {
+        self.0.witness.has_not_stopped();
         for one in batch {
             given.charge(one.message().json::<Payment>()?.id)?;
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate::core::record::Token;
-use oncegate::core::rules::{Operation, ReleaseCause, Reply};
+use oncegate::core::rules::{Operation, Reply};
 use oncegate::core::store::{Command, Store, StoreError, StoreWrapper};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
@@ -204,11 +204,7 @@ impl StoreWrapper for Steps {
 /// The run that a command discards.
 fn discarded(command: &Command) -> Option<Token> {
     match &command.operation {
-        Operation::Release {
-            token,
-            end: ReleaseCause::Discarded,
-            ..
-        } => Some(*token),
+        Operation::Release { token, end, .. } if end.is_without_outcome() => Some(*token),
         _ => None,
     }
 }

@@ -1,7 +1,7 @@
 //! One run: messages, workers that come and go, a store that fails, and the judgement at the end.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use crate::ledger::{Ledger, Letters};
 use crate::pay::{Behaviour, Pay, PayGiven, PayTogether, behaviour};
 use crate::steps::{Amid, Step, Steps};
 use crate::till::{LONGEST_MS, Till};
+use crate::witness::Witness;
 
 mod judgement;
 mod upsets;
@@ -58,6 +59,7 @@ pub(crate) struct World {
     workers: Vec<Worker>,
     store_losses: Arc<AtomicU32>,
     crashes: u64,
+    stalls: u64,
     /// Runs that workers were throwing away when they crashed, so that no process has counted them.
     uncounted_discards: u64,
     taken_back: u64,
@@ -70,6 +72,7 @@ pub(crate) struct World {
 struct Worker {
     member: usize,
     steps: Arc<Steps>,
+    witness: Arc<Witness>,
     stop: Option<oneshot::Sender<()>>,
     running: JoinHandle<Result<(), ConsumerError>>,
 }
@@ -81,8 +84,13 @@ impl World {
         let is_quick = is_quick(seed);
         let behaviours: Vec<Behaviour> = (0..keys)
             .map(|_| {
-                if is_quick {
+                if is_quick && rng.u32(..4) > 0 {
                     Behaviour::Quick
+                } else if is_quick {
+                    Behaviour::Computes {
+                        polls: 1,
+                        ms: rng.u64(..300),
+                    }
                 } else {
                     behaviour(&mut rng)
                 }
@@ -120,6 +128,7 @@ impl World {
             workers: Vec::new(),
             store_losses: Arc::default(),
             crashes: 0,
+            stalls: 0,
             uncounted_discards: 0,
             taken_back: 0,
             started: 0,
@@ -138,10 +147,16 @@ impl World {
         );
         let gate = Gate::new("sim", key(), Arc::clone(&steps) as Arc<dyn Store>)
             .lease(LEASE)
-            .max_run(MAX_RUN);
+            .max_run(self.max_run());
         // A loss is one of the faults, and it is counted.
         let gate = gate.on_store_loss(OnStoreLoss::Continue);
+        let witness = Arc::new(Witness {
+            memory: Arc::clone(&self.memory),
+            ledger: Arc::clone(&self.ledger),
+            has_stopped: AtomicBool::new(false),
+        });
         let handler = Pay {
+            witness: Arc::clone(&witness),
             behaviours: Arc::clone(&self.behaviours),
             ledger: Arc::clone(&self.ledger),
             till: Arc::clone(&self.till),
@@ -198,6 +213,7 @@ impl World {
         self.workers.push(Worker {
             member: member.id,
             steps,
+            witness,
             stop: Some(stop),
             running,
         });
@@ -277,6 +293,9 @@ impl World {
 
     async fn stop(&self, mut worker: Worker) {
         _ = worker.stop.take().map(|stop| stop.send(()));
+        // Paused time goes on when every task that was ready has run.
+        sleep(Duration::from_millis(1)).await;
+        worker.witness.has_stopped.store(true, Relaxed);
         let deadline = Duration::from_secs(60);
         let stopped = timeout(deadline, worker.running).await;
         let stopped =
@@ -342,6 +361,15 @@ impl World {
             || usize::try_from(id).is_ok_and(|id| self.behaviours[id].transacts())
     }
 
+    /// In one world of three, a run may take little longer than a lease.
+    fn max_run(&self) -> Duration {
+        if self.seed % 3 == 2 {
+            LEASE + LEASE / 2
+        } else {
+            MAX_RUN
+        }
+    }
+
     fn is_quick(&self) -> bool {
         is_quick(self.seed)
     }
@@ -396,6 +424,6 @@ fn faults(rng: &mut Rng) -> Faults {
     }
 }
 
-fn key() -> Key {
+pub(crate) fn key() -> Key {
     Key::json(["id"])
 }

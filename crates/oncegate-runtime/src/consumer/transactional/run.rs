@@ -205,6 +205,11 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, H> {
             self.database.roll_back(transaction).await;
             return RunEnd::all(count, || TransactionEnd::NotBegun(refused.clone()));
         }
+        // The consumer has stopped while the transaction began.
+        if runs.iter().any(|run| run.attempt().is_stopped()) {
+            self.database.roll_back(transaction).await;
+            return RunEnd::none(count, Rest::Held);
+        }
         let batch: Vec<BatchMessage> = runs
             .iter()
             .map(|run| BatchMessage::new(run.message().clone(), run.attempt().clone()))
@@ -354,6 +359,10 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, H> {
             }
             Err(error) => return Err(Failure::not_run(error)),
         };
+        if attempt.is_stopped() {
+            self.database.roll_back(transaction).await;
+            return Err(Failure::not_run("the consumer stops"));
+        }
         let alone = self.handle_alone(message, attempt, &mut transaction);
         let failure = match within(limit, alone).await {
             Handled::Returned(Ok(output)) => {

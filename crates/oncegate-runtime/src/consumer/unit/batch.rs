@@ -163,7 +163,7 @@ impl<'a> BatchMembers<'a> {
     fn give_back_late(&mut self) {
         let now = Instant::now();
         for slot in &mut self.members {
-            let Some(Err(why)) = slot.as_ref().map(|one| may_begin(self.tasks, one, now)) else {
+            let Some(Err(why)) = slot.as_ref().map(|one| may_begin(one, now)) else {
                 continue;
             };
             if let Some(granted) = slot.take() {

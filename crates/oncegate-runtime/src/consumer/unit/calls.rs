@@ -137,7 +137,7 @@ impl Calls {
     fn call(&self, work: Work, permit: Permit, now: Instant, answered: &mut Vec<Ended>) -> Call {
         match work {
             Work::Run(mut granted) => {
-                if let Err(why) = may_begin(&self.tasks, &granted, now) {
+                if let Err(why) = may_begin(&granted, now) {
                     give_back(&self.tasks, granted, why);
                     return Call::Over;
                 }
@@ -155,7 +155,7 @@ impl Calls {
             Work::WithoutKey(member) => {
                 self.members().ended.push(Finished::WithoutKey(member));
             }
-            Work::Answer(answering) if self.tasks.shared.stopping.is_cancelled() => {
+            Work::Answer(answering) if answering.member.item.route.gate.is_stopped() => {
                 answered.push(answering.member.not_ours());
             }
             Work::Answer(mut answering) => {
@@ -277,11 +277,10 @@ impl Work {
 /// # Errors
 /// Returns the reason why it must not.
 pub(super) fn may_begin(
-    tasks: &Tasks,
     Granted { member, lease, .. }: &Granted,
     now: Instant,
 ) -> Result<(), &'static str> {
-    if tasks.shared.stopping.is_cancelled() {
+    if member.item.route.gate.is_stopped() {
         return Err(STOPS);
     }
     if lease.is_over(now) {

@@ -43,7 +43,7 @@ async fn run(tasks: Arc<Tasks>, members: Vec<Member>) -> Vec<Ended> {
     let mut started = Vec::with_capacity(members.len());
     let mut found = Vec::new();
     for mut member in members {
-        if tasks.shared.stopping.is_cancelled() || !member.item.start() {
+        if member.item.route.gate.is_stopped() || !member.item.start() {
             ended.push(member.not_ours());
         } else if member.item.identity.is_err() && member.item.route.transactional.is_some() {
             let end = without_key(&member.item);

@@ -63,6 +63,8 @@ impl World {
     /// Asserts that every key has an effect or all of its messages are dead letters, and that more
     /// than one effect is explained.
     pub(super) fn judge_effects(&self) {
+        let wrong = self.ledger.wrong.lock().unwrap().clone();
+        assert!(wrong.is_empty(), "seed {}: {wrong:?}", self.seed);
         let letters = self.ledger.letters.lock().unwrap();
         // What ran without the store has left nothing there.
         let lost = self.losses() > 0 || self.fail_open() > 0;

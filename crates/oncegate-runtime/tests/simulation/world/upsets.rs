@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::World;
+use crate::pay::hold_the_thread;
 use crate::steps::{Amid, Step};
 
 impl World {
@@ -21,6 +22,7 @@ impl World {
             ("slow", injected.slow),
             ("outage", injected.outage),
             ("crash", self.crashes),
+            ("stall", self.stalls),
             ("taken_back", self.taken_back),
             ("store_loss", self.losses().into()),
             ("copied", self.broker.copied()),
@@ -55,6 +57,11 @@ impl World {
                 self.store.end_outage();
             }
             10..12 => self.taken_back += u64::from(self.broker.lose_one(self.rng.usize(..64))),
+            // The machine stands still, for about a lease.
+            8 if self.rng.bool() => {
+                self.stalls += 1;
+                hold_the_thread(self.rng.u64(300..3_000));
+            }
             8..10 if self.rng.u32(..4) == 0 => {
                 self.till.lose_everything();
                 self.store_losses.fetch_add(1, Relaxed);

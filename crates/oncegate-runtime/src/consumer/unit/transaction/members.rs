@@ -117,12 +117,12 @@ impl<'a> TransactionMembers<'a> {
     /// Ends the members for which no transaction may begin any more: the consumer stops, or the
     /// broker has taken them away. They have left nothing in the store.
     fn leave_out_late(&mut self, part: &Part<usize>) {
-        let is_stopping = self.tasks.shared.stopping.is_cancelled();
         for place in &part.members {
             let is_late = self
                 .get(*place)
                 .is_some_and(|InTransaction { member, .. }| {
-                    is_stopping || !member.item.delivery.ack_handle.is_ours()
+                    member.item.route.gate.is_stopped()
+                        || !member.item.delivery.ack_handle.is_ours()
                 });
             if is_late {
                 self.end(*place, TransactionEnd::Held, Duration::ZERO);
