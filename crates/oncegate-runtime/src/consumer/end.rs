@@ -88,6 +88,10 @@ impl End {
 pub(super) const BUSY_BACKOFF: Backoff =
     Backoff::new(Duration::from_millis(50), Duration::from_secs(10));
 
+/// The longest time until the store treats a claim released without delay as due, or a lease as
+/// over: it counts whole milliseconds.
+pub(super) const RELEASED_IS_DUE: Duration = Duration::from_millis(2);
+
 /// The reason of a handler that panicked.
 pub(super) const PANICKED: &str = "the handler panicked";
 

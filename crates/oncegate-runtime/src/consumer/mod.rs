@@ -13,9 +13,9 @@
 //! | layer | files |
 //! |---|---|
 //! | the consumer and its life | `builder`, `start`, `run`, `monitor` |
-//! | what runs | `intake`, `prepare`, `engine`, `unit`, `quarantine`, `settle`, `returned_letter`, `breaker_mark` |
+//! | what runs | `intake`, `prepare`, `engine`, `unit`, `settle`, `returned_letter`, `breaker_mark` |
 //! | what they share | `member`, `item`, `progress`, `shared`, `session`, `transactional`, `route_handler`, `erased`, `end`, `trace`, `in_flight` |
-//! | without I/O: rules and records | `split`, `settings`, `error`, `positions`, `watch`, `breaker`, `dead_letter_limit`, `retry_writes`, `pace`, `schedule`, `lanes` |
+//! | without I/O: rules and records | `split`, `settings`, `error`, `positions`, `watch`, `breaker`, `dead_letter_limit`, `retry_writes`, `pace`, `quarantine`, `schedule`, `lanes` |
 //!
 //! A message in the engine is in exactly one `MessageState`; only `schedule` changes it, and all
 //! counts follow from that.

@@ -20,7 +20,8 @@ pub(super) const BOUND: Duration = Duration::from_millis(4);
 pub(super) const UNIT_MOST: usize = 256;
 
 /// The weight of the newest time in an average is one part in this many. One slow handler among
-/// quick ones makes the next units small at once, and some hundred quick ones make them large again.
+/// quick ones makes the next units small at once, and some hundred quick ones make them large
+/// again.
 const NEWEST: u64 = 16;
 
 /// The times that recent handlers of a route have taken.
@@ -28,9 +29,10 @@ const NEWEST: u64 = 16;
 /// Threads may overwrite each other's updates: the averages are hints, not counts.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// How long a handler holds its permit, in nanoseconds; 0 before the first has ended.
+    /// The time for which a handler holds its permit, in nanoseconds; 0 before the first has ended.
     permit_held: AtomicU64,
-    /// How long a handler's first poll holds its thread, in nanoseconds; 0 before the first.
+    /// The time for which a handler's first poll holds its thread, in nanoseconds; 0 before the
+    /// first.
     thread_held: AtomicU64,
     /// The claimed messages whose handlers have not begun.
     claimed: AtomicUsize,
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn one_slow_handler_makes_units_small_and_quick_ones_make_them_large_again() {
+    fn one_slow_handler_makes_units_small_until_many_are_quick() {
         let pace = paced(MICRO * 10, MICRO * 10);
         pace.note_poll(MICRO * 100_000);
         assert_eq!(pace.unit_most(), 1);

@@ -59,7 +59,7 @@ pub enum Stage {
     HeldBack,
     /// Claiming its key.
     Claiming,
-    /// Its key is claimed, and its handler is about to be called.
+    /// Waiting for its handler's turn; the key is claimed.
     Claimed,
     /// Waiting until nothing else runs in this process.
     Quarantined,

@@ -307,7 +307,7 @@ async fn duplicate_hooks_that_wait_need_a_permit_each() {
 
 // invariant: claimed-without-a-turn
 #[tokio::test(start_paused = true)]
-async fn what_gets_no_permit_in_time_is_released_and_costs_no_attempt() {
+async fn what_gets_no_permit_in_time_is_released_uncounted() {
     let bench = Bench::of(numbered(200));
     let is_slow = Arc::new(AtomicBool::new(false));
     let slow = Arc::clone(&is_slow);

@@ -65,6 +65,8 @@ fn number(name: &str) -> Option<u64> {
 
 // invariant: ack-before-completed
 // invariant: second-committed-effect
+// invariant: run-not-its-own
+// invariant: starts-after-the-stop
 #[test]
 fn whatever_happens_nothing_is_lost_and_extras_are_explained() {
     std::panic::set_hook(Box::new(|panic| {

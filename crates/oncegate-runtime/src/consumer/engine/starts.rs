@@ -24,10 +24,10 @@ pub(super) struct Starts {
 /// Messages that start together, and the permits for them.
 struct Unit {
     members: Vec<Member>,
-    /// What its members ask that have a key; `None` while none has.
+    /// The shard that its members with a key ask; `None` while none has a key.
     asks: Option<Option<Shard>>,
     permits: Vec<Permit>,
-    /// How many more members the permits are for.
+    /// The number of further members that the permits are for.
     room: usize,
     most: usize,
 }

@@ -6,9 +6,9 @@
 //! task of its own with the permit, and the next call needs another one.
 //!
 //! Nothing depends on a neighbour. Right before each call, lease, delivery and stop are looked at.
-//! When the calls have taken longer than [`BOUND`], what has ended is finished, and other tasks run.
-//! While a call holds its thread for longer, a second task goes on with the others. What cannot
-//! begin in time is released, uncounted.
+//! When the calls have taken longer than [`BOUND`], what has ended is finished, and other tasks
+//! run. While a call holds its thread for longer, a second task goes on with the others. What
+//! cannot begin in time is released, uncounted.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,11 +21,10 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::Instrument as _;
 
-use super::super::end::{End, Ran};
+use super::super::end::{End, RELEASED_IS_DUE, Ran};
 use super::super::item::Item;
 use super::super::member::{Ended, Member, Permit};
 use super::super::pace::BOUND;
-use super::super::quarantine::RELEASED_IS_DUE;
 use super::super::settle::settle;
 use super::duplicate::Answering;
 use super::finish::{Finished, finish};
@@ -256,9 +255,9 @@ impl Calls {
 /// The state of a call after its first poll.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
-    /// It has ended, or was not made. Its permit is free for the next call.
+    /// The call has ended, or was not made. Its permit is free for the next one.
     Over,
-    /// It goes on with its permit.
+    /// The call goes on with its permit.
     Waits,
 }
 

@@ -10,14 +10,14 @@ use oncegate_core::record::TokenTag;
 use oncegate_core::store::StoreError;
 use tracing::{Span, info};
 
-use super::super::end::{BUSY_BACKOFF, End};
+use super::super::end::{BUSY_BACKOFF, End, RELEASED_IS_DUE};
 use super::super::item::{Item, Probe};
 use super::super::member::{Ended, Member, Permit};
-use super::super::quarantine::{RELEASED_IS_DUE, all_permits};
 use super::super::returned_letter;
 use super::super::schedule::Shard;
 use super::super::settle::settle;
 use super::super::shared::Shared;
+use super::alone::all_permits;
 use super::calls::Work;
 use super::duplicate::Answering;
 use super::finish::{failed, used_up};

@@ -31,15 +31,15 @@ const WITHOUT_TRANSACTION: &str = "the handler returned without `Attempt::commit
 /// A member that waits for no call any more.
 #[derive(Debug)]
 pub(super) enum Finished {
-    /// Its handler has ended.
+    /// The handler has ended.
     Ran {
         granted: Granted,
         ran: Ran,
-        /// How long its own run took.
+        /// The time of this run alone.
         took: Duration,
     },
-    /// It has no key, and ends when those before it have: the dead-letter limit counts messages in
-    /// their order.
+    /// The member has no key, and ends when those before it have: the dead-letter limit counts
+    /// messages in their order.
     WithoutKey(Member),
 }
 

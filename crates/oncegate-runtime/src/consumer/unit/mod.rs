@@ -2,11 +2,11 @@
 //! calls → finish → [`settle`](super::settle).
 //!
 //! 1. **Claim** (`claims`): the keys are claimed by one call of the store, or, for a transactional
-//!    handler, taken in its transaction (`transaction`). A member that is busy, failed or without an
-//!    answer ends here.
-//! 2. **Call** (`calls`): handlers, and `duplicate` hooks of completed members, are called one after
-//!    another, each with a permit. One that waits for something goes on in a task of its own, and
-//!    takes the permit along. A batch handler is called once (`batch`).
+//!    handler, taken in its transaction (`transaction`). A member that is busy, failed or without
+//!    an answer ends here.
+//! 2. **Call** (`calls`): handlers, and `duplicate` hooks of completed members, are called one
+//!    after another, each with a permit. One that waits for something goes on in a task of its own,
+//!    and takes the permit along. A batch handler is called once (`batch`).
 //! 3. **Finish** (`finish`): those that ended together are completed by one call.
 //!
 //! How many members a unit has follows from the [pace](super::pace) of its route: it claims what
@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use super::member::{Ended, Member};
 
+mod alone;
 mod batch;
 mod calls;
 mod claims;
