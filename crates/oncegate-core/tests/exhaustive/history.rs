@@ -370,6 +370,7 @@ impl History {
                     ReleaseCause::Failed => (true, true),
                     ReleaseCause::Interrupted | ReleaseCause::NotStarted => (false, true),
                     ReleaseCause::Discarded => (true, false),
+                    ReleaseCause::Abandoned => (false, false),
                 };
                 self.counted -= u8::from(!counts);
                 self.silent |= !has_outcome;

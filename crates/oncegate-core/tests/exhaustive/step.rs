@@ -59,6 +59,7 @@ impl Step {
                 (2, ReleaseCause::Failed),
                 (0, ReleaseCause::NotStarted),
                 (2, ReleaseCause::Discarded),
+                (2, ReleaseCause::Abandoned),
             ] {
                 steps.push(Self::Release { by, delay_ms, end });
             }

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::in_flight::InFlight;
-use super::item::Item;
+use super::item::{Item, key_lane};
 use super::prepare::prepare;
 use super::progress::Past;
 use super::shared::Shared;
@@ -119,6 +119,7 @@ fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Box<It
     Box::new(Item {
         delivery,
         route,
+        key_lane: identity.as_ref().ok().map(key_lane),
         identity,
         tenant,
         claim: None,

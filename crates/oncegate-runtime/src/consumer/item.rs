@@ -28,6 +28,8 @@ pub(super) struct Item {
     pub(super) delivery: Delivery,
     pub(super) route: Arc<Route>,
     pub(super) identity: Result<Identity, KeyError>,
+    /// The lane of its key; `None` without a key.
+    pub(super) key_lane: Option<LaneId>,
     /// Equal for messages of one tenant, if the tenant is part of the key.
     pub(super) tenant: Option<u64>,
     /// A claim whose answer was lost: the next attempt must repeat it. It is released with the
@@ -181,13 +183,7 @@ impl Item {
             (Ordering::Key, Some(key)) => Some(lane("key", &(message.origin().partition(), key))),
             (Ordering::Key, None) => None,
         };
-        [
-            order,
-            self.identity
-                .as_ref()
-                .ok()
-                .map(|identity| lane("identity", &identity.key)),
-        ]
+        [order, self.key_lane]
     }
 
     /// The shard of the store that its attempt will ask.
@@ -203,13 +199,18 @@ impl Item {
 
     /// The key by which the handler's breaker counts it; `None` if no handler will run for it.
     pub(super) fn breaker_key(&self) -> Option<u64> {
-        Some(lane("identity", &self.unanswered()?.key))
+        self.key_lane.filter(|_| self.found.is_none())
     }
 
     /// Returns its key, unless the prefetch has found the key's result.
     fn unanswered(&self) -> Option<&Identity> {
         self.identity.as_ref().ok().filter(|_| self.found.is_none())
     }
+}
+
+/// The lane of an idempotency key.
+pub(super) fn key_lane(identity: &Identity) -> LaneId {
+    lane("identity", &identity.key)
 }
 
 /// A lane's number; `kind` keeps lanes of different meaning apart.

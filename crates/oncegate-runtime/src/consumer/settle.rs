@@ -1,7 +1,8 @@
 //! The one place where an [`End`] becomes an ack, a retry, a dead letter or a wait.
 //!
 //! To check that the ack comes after COMPLETED, read this file alone: `ack` is called once, in
-//! [`settle`], when [`after`] says that nothing is left to do; and every path to that goes through
+//! [`acknowledge`], when [`after`] says that nothing is left to do, or the caller that COMPLETED has
+//! just been recorded; and every path to that goes through
 //! [`End::Completed`], [`End::Duplicate`], [`End::HandedOver`], or an awaited write of a dead
 //! letter or of a copy in a retry topic.
 
@@ -52,13 +53,7 @@ pub(super) async fn settle(shared: &Shared, member: Member, end: End) -> Ended {
         .flatten();
     let next = match after(shared, &mut item, end).await {
         After::Ack => {
-            item.delivery.ack_handle.ack();
-            shared.watch.ended();
-            shared.observer.observe(Event::Acked {
-                scope: item.route.gate.scope(),
-                count: 1,
-                age,
-            });
+            acknowledge(shared, &item, age);
             Next::Finished
         }
         After::Drop => Next::Finished,
@@ -78,6 +73,47 @@ pub(super) async fn settle(shared: &Shared, member: Member, end: End) -> Ended {
         asked: asks,
         next,
     }
+}
+
+/// Settles a member whose completion has just been recorded. Nearly all of them need no await, and
+/// so no future that would be allocated for each.
+///
+/// # Errors
+/// Returns the member if a stop at the dead-letter limit must be removed first; then
+/// [`settle_after_stop`] follows.
+pub(super) fn settle_completed(shared: &Shared, member: Member) -> Result<Ended, Member> {
+    if shared.noted(false) {
+        return Err(member);
+    }
+    Ok(completed(shared, member))
+}
+
+/// Settles a member whose completion is recorded after the stop at the dead-letter limit was
+/// removed.
+pub(super) async fn settle_after_stop(shared: &Shared, member: Member) -> Ended {
+    end_stop(shared).await;
+    completed(shared, member)
+}
+
+fn completed(shared: &Shared, member: Member) -> Ended {
+    let age = member.item.delivery.message.age();
+    acknowledge(shared, &member.item, age);
+    Ended {
+        place: member.place,
+        asked: member.asks,
+        next: Next::Finished,
+    }
+}
+
+/// Acknowledges a message with which nothing is left to do.
+fn acknowledge(shared: &Shared, item: &Item, age: Option<Duration>) {
+    item.delivery.ack_handle.ack();
+    shared.watch.ended();
+    shared.observer.observe(Event::Acked {
+        scope: item.route.gate.scope(),
+        count: 1,
+        age,
+    });
 }
 
 /// The rest of the work for a message.

@@ -152,6 +152,11 @@ pub enum Reason {
         #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
     },
+    /// A message must run alone, and other handlers take so long that it has to try again.
+    WaitsAlone {
+        /// The message that waits.
+        message: Unfinished,
+    },
     /// A message waits because its record cannot be read.
     Unreadable {
         /// The message that waits.
@@ -250,6 +255,7 @@ impl Reason {
             Self::NotCommitted { .. } => "not_committed",
             Self::SpanFull { .. } => "span_full",
             Self::BusyElsewhere { .. } => "busy_elsewhere",
+            Self::WaitsAlone { .. } => "waits_alone",
             Self::Unreadable { .. } => "unreadable",
             Self::LetterNotWritten { .. } => "letter_not_written",
             Self::OnlyLettersLeft { .. } => "only_letters_left",
@@ -405,6 +411,14 @@ impl fmt::Display for Reason {
                     "{}: another worker has had its key for {}",
                     message.origin,
                     Words(*lasts)
+                )
+            }
+            Self::WaitsAlone { message } => {
+                write!(
+                    f,
+                    "{} has waited for {} to run alone, because earlier attempts ended their processes; other handlers take long",
+                    message.origin,
+                    Words(message.in_stage_for)
                 )
             }
             Self::Unreadable { message } => {

@@ -252,6 +252,9 @@ fn waits(status: &Status, message: &Unfinished) -> Option<Reason> {
         Stage::Parked(WaitCause::Unreadable) => Some(Reason::Unreadable {
             message: message.clone(),
         }),
+        Stage::Parked(WaitCause::Alone) => Some(Reason::WaitsAlone {
+            message: message.clone(),
+        }),
         Stage::Parked(WaitCause::Busy) => {
             let lasts = message.in_stage_for;
             let longest = status

@@ -13,7 +13,7 @@ use super::super::breaker::FailureCount;
 use super::super::end::{CANCELLED, End, PANICKED, Ran};
 use super::super::item::Item;
 use super::super::member::{Ended, Member};
-use super::super::settle::settle;
+use super::super::settle::{settle, settle_after_stop, settle_completed};
 use super::super::shared::Shared;
 use super::super::trace;
 use super::tasks::{Granted, Tasks};
@@ -158,9 +158,21 @@ async fn record(tasks: &Arc<Tasks>, settling: Vec<Settling>, ended: &mut Vec<End
             span,
         } = granted;
         match recorded.next() {
-            Some(Ok(completion)) => {
+            Some(Ok(Completion::Applied)) => {
                 drop((lease, span));
-                tasks.settle(ended, member, end_of(completion));
+                match settle_completed(&tasks.shared, member) {
+                    Ok(end) => ended.push(end),
+                    Err(member) => {
+                        let tasks_of_end = Arc::clone(tasks);
+                        tasks.apart(ended, async move {
+                            settle_after_stop(&tasks_of_end.shared, member).await
+                        });
+                    }
+                }
+            }
+            Some(Ok(Completion::NotOwner)) => {
+                drop((lease, span));
+                tasks.settle(ended, member, End::TAKEN_OVER);
             }
             other => {
                 let error = other

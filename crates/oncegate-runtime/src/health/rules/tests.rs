@@ -415,6 +415,13 @@ const TABLE: &[RuleCase] = &[
         true,
     ),
     (
+        "beside handlers that take long",
+        |s| s.waiting = vec![parked(WaitCause::Alone, 30)],
+        &["waits_alone"],
+        true,
+        true,
+    ),
+    (
         "busy elsewhere for ever",
         |s| s.waiting = vec![parked(WaitCause::Busy, 901)],
         &["busy_elsewhere"],
