@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate::OnStoreLoss;
+use oncegate::consumer::ConsumerSettings;
 use oncegate::core::key::{CompiledKey, Scope};
 use oncegate::core::record::Token;
 use oncegate::core::rules::{Operation, Reply, Verdict};
 use oncegate::core::store::{Command, Store as _};
-use oncegate::consumer::ConsumerSettings;
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
 use oncegate::source::{Delivery, Source};

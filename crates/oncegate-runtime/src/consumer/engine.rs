@@ -7,7 +7,7 @@ use std::time::Duration;
 use oncegate_core::store::StoreError;
 use tokio::sync::mpsc;
 use tokio::task::JoinError;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::time::{Instant, sleep_until};
 use tracing::{error, info, warn};
 
 use super::breaker::Admission;
@@ -80,21 +80,23 @@ impl Engine {
         mut intake: mpsc::Receiver<Vec<Box<Item>>>,
     ) -> Result<(), ConsumerError> {
         let mut more = true;
-        let mut snapshots = interval(SNAPSHOT_EVERY);
-        snapshots.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut snapshot_at = Instant::now();
         let mut snapshot_count: u32 = 0;
         while more || !self.schedule.is_empty() {
             let may_bring_more = more && self.shared.in_flight.may_bring_more(self.admitted.0);
             self.schedule.note_supply(may_bring_more);
             self.dispatch();
             self.publish();
-            let wake_at = self.next_wake();
-            let timer = async {
-                match wake_at {
-                    Some(at) => sleep_until(at).await,
-                    None => std::future::pending().await,
+            // Before the wait: under load, something else would always be ready first.
+            if Instant::now() >= snapshot_at {
+                snapshot_at = Instant::now() + SNAPSHOT_EVERY;
+                self.publish_snapshot();
+                snapshot_count = snapshot_count.wrapping_add(1);
+                if snapshot_count.is_multiple_of(SNAPSHOTS_PER_FADE) {
+                    self.shared.watch.handler_times.fade();
                 }
-            };
+            }
+            let wake_at = self.next_wake().map_or(snapshot_at, |at| at.min(snapshot_at));
             tokio::select! {
                 biased;
                 () = self.shared.stopping.cancelled() => break,
@@ -109,19 +111,11 @@ impl Engine {
                 }
                 Some(ended) = self.ended_early.recv() => self.note_all(ended),
                 Some((place, shard)) = self.probes_answered.recv() => self.note_store_answered(place, shard),
-                () = self.shared.begun.notified() => {}
                 batch = intake.recv(), if more => match batch {
                     Some(batch) => batch.into_iter().for_each(|item| self.admit(item)),
                     None => more = false,
                 },
-                () = timer => {}
-                _ = snapshots.tick() => {
-                    self.publish_snapshot();
-                    snapshot_count = snapshot_count.wrapping_add(1);
-                    if snapshot_count.is_multiple_of(SNAPSHOTS_PER_FADE) {
-                        self.shared.watch.handler_times.fade();
-                    }
-                }
+                () = sleep_until(wake_at) => {}
             }
         }
         self.stop().await

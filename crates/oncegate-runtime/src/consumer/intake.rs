@@ -133,7 +133,7 @@ fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Box<It
         attempt: None,
         admitted: None,
         is_started: false,
-        is_unbegun: false,
+        turn: None,
     })
 }
 

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::breaker::{FailureCount, RunResult};
 use super::lanes::{LaneId, PlaceId};
+use super::pace::Turn;
 use super::progress::Past;
 use super::schedule::{Arrival, Shard};
 use super::session::SessionEntry;
@@ -56,8 +57,8 @@ pub(super) struct Item {
     pub(super) admitted: Option<u64>,
     /// `true` once its ack handle has begun an attempt.
     pub(super) is_started: bool,
-    /// `true` from the start of its attempt until its handler begins: its route's pace counts it.
-    pub(super) is_unbegun: bool,
+    /// The turn of its unit, until its handler begins.
+    pub(super) turn: Option<Turn>,
 }
 
 impl Drop for Item {
@@ -89,19 +90,6 @@ impl Item {
         self.is_started
     }
 
-    /// Counts it among the claimed messages of its route whose handlers have not begun.
-    pub(super) fn note_claim(&mut self) {
-        self.is_unbegun = true;
-        self.route.pace.claim(1);
-    }
-
-    /// Notes that its handler begins, or that none will begin in this attempt.
-    pub(super) fn note_begun(&mut self) {
-        if std::mem::take(&mut self.is_unbegun) {
-            self.route.pace.unclaim();
-        }
-    }
-
     /// The message for its next attempt: this one is over.
     pub(super) fn given_back(mut self: Box<Self>) -> Box<Self> {
         self.end_attempt();
@@ -117,7 +105,7 @@ impl Item {
         if let Some(key) = self.admitted.take() {
             self.route.breaker.over(&self.route.gate, key);
         }
-        self.note_begun();
+        self.turn = None;
         self.attempt = None;
         self.probe = None;
     }

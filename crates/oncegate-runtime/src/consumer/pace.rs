@@ -6,10 +6,10 @@
 //! call of the store for each would cost more than they do.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The longest time that a claimed message may wait until its handler begins; and the longest time
 /// that a unit calls handlers one after another before it records what has ended, and lets other
@@ -24,6 +24,9 @@ pub(super) const UNIT_MOST: usize = 256;
 /// again.
 const NEWEST: u64 = 16;
 
+/// The number of groups of shards: a cluster seldom has more shards.
+const SHARD_GROUPS: usize = 16;
+
 /// The times that recent handlers of a route have taken.
 ///
 /// Threads may overwrite each other's updates: the averages are hints, not counts.
@@ -34,20 +37,20 @@ pub(super) struct Pace {
     /// The time for which a handler's first poll holds its thread, in nanoseconds; 0 before the
     /// first.
     thread_held: AtomicU64,
-    /// The claimed messages whose handlers have not begun.
-    claimed: AtomicUsize,
-    /// A message was not claimed because too many are.
-    is_awaited: AtomicBool,
-    /// Told when a message begins that a claim waits for.
-    begun: Arc<Notify>,
+    /// For each group of shards, the right to claim what holds its thread.
+    turns: Vec<Arc<Semaphore>>,
 }
 
+/// The right to claim a message whose handler will hold its thread, until it begins.
+pub(super) type Turn = OwnedSemaphorePermit;
+
 impl Pace {
-    /// The pace of a route whose handlers have not run. `begun` is told when a message begins after
-    /// [`may_claim`](Self::may_claim) was refused.
-    pub(super) fn new(begun: Arc<Notify>) -> Self {
+    /// The pace of a route whose handlers have not run, and are begun by so many threads.
+    pub(super) fn new(threads: usize) -> Self {
         Self {
-            begun,
+            turns: (0..SHARD_GROUPS)
+                .map(|_| Arc::new(Semaphore::new(threads.max(1))))
+                .collect(),
             ..Self::default()
         }
     }
@@ -73,29 +76,18 @@ impl Pace {
         within_bound(&self.thread_held)
     }
 
-    /// Returns whether another message may be claimed now. Handlers that hold their threads for
-    /// longer than the bound make those wait that are claimed behind them, so no more are claimed
-    /// than there are threads to begin them.
-    pub(super) fn may_claim(&self, threads: usize) -> bool {
-        if self.unit_most() > 1 || self.claimed.load(SeqCst) < threads {
-            return true;
+    /// Waits until a message of this shard may be claimed; `None` if it need not wait for that.
+    ///
+    /// Handlers that hold their threads for long make those wait that are claimed behind them, and
+    /// every other task of their runtime. So no more are claimed than there are threads to begin
+    /// them. A shard that does not answer holds up no other one.
+    pub(super) async fn turn(&self, shard: u64) -> Option<Turn> {
+        if self.unit_most() > 1 {
+            return None;
         }
-        self.is_awaited.store(true, SeqCst);
-        // A message that has begun before this may not have seen it.
-        self.claimed.load(SeqCst) < threads
-    }
-
-    /// Counts messages that are claimed, or about to be.
-    pub(super) fn claim(&self, messages: usize) {
-        self.claimed.fetch_add(messages, SeqCst);
-    }
-
-    /// Counts a message whose handler begins, or that will not begin under its claim.
-    pub(super) fn unclaim(&self) {
-        self.claimed.fetch_sub(1, SeqCst);
-        if self.is_awaited.load(SeqCst) && self.is_awaited.swap(false, SeqCst) {
-            self.begun.notify_one();
-        }
+        let group = usize::try_from(shard).unwrap_or_default() % SHARD_GROUPS;
+        let turns = Arc::clone(self.turns.get(group)?);
+        turns.acquire_owned().await.ok()
     }
 }
 
@@ -125,6 +117,8 @@ fn within_bound(average: &AtomicU64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::timeout;
+
     use super::*;
 
     const MICRO: Duration = Duration::from_micros(1);
@@ -166,27 +160,21 @@ mod tests {
         assert!(pace.unit_most() > 200, "{pace:?}");
     }
 
-    #[test]
-    fn behind_handlers_that_hold_their_threads_few_are_claimed() {
-        let quick = paced(MICRO * 10, MICRO * 10);
-        quick.claim(1_000);
-        assert!(quick.may_claim(2));
-        for pace in [Pace::default(), paced(BOUND * 2, BOUND * 2)] {
-            pace.claim(1);
-            assert!(pace.may_claim(2));
-            pace.claim(1);
-            assert!(!pace.may_claim(2));
-            pace.unclaim();
-            assert!(pace.may_claim(2));
-        }
-    }
-
     #[tokio::test(start_paused = true)]
-    async fn a_refused_claim_hears_of_the_next_beginning() {
-        let pace = Pace::default();
-        pace.claim(2);
-        assert!(!pace.may_claim(2));
-        pace.unclaim();
-        pace.begun.notified().await;
+    async fn behind_handlers_that_hold_their_threads_few_are_claimed() {
+        let limit = Duration::from_secs(1);
+        let quick = Pace::new(1);
+        quick.note_poll(MICRO * 10);
+        assert!(quick.turn(0).await.is_none(), "no turn is needed");
+        let slow = Pace::new(1);
+        slow.note_poll(BOUND * 2);
+        for pace in [Pace::new(1), slow] {
+            let first = pace.turn(0).await;
+            assert!(first.is_some());
+            assert!(timeout(limit, pace.turn(0)).await.is_err(), "one thread");
+            assert!(pace.turn(1).await.is_some(), "another shard");
+            drop(first);
+            assert!(pace.turn(0).await.is_some());
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::breaker::Switch;
@@ -106,8 +106,6 @@ pub(super) struct Shared {
     pub(super) observer: Arc<dyn Observer>,
     /// The permits: one for each handler that may run.
     pub(super) permits: Arc<Semaphore>,
-    /// Told when a message begins that a claim of its route waits for.
-    pub(super) begun: Arc<Notify>,
     /// The growing patience of messages that run alone.
     pub(super) quarantine: Quarantine,
     pub(super) dead_letter_guard: Mutex<DeadLetterGuard>,

@@ -443,15 +443,30 @@ impl Lease {
 impl Drop for Lease {
     /// A run that is dropped with its task is none that has crashed.
     fn drop(&mut self) {
-        let is_discarded = self.attempt.cancellation().is_discarded();
-        if is_discarded && !self.is_ended.load(Relaxed) && !self.gate.is_fail_open {
-            let operation = self.discarding(DROPPED);
-            self.gate
-                .lease_renewer
-                .finish_later(self.identity.key.clone(), operation);
+        if self.is_ended.load(Relaxed) || self.gate.is_fail_open {
+            return;
         }
+        let operation = if self.attempt.began().is_none() {
+            // No handler had it, so there is nothing to recover.
+            Operation::Release {
+                token: self.token,
+                delay: Duration::ZERO,
+                end: ReleaseCause::Interrupted,
+                reason: NOT_BEGUN.to_owned(),
+            }
+        } else if self.attempt.cancellation().is_discarded() {
+            self.discarding(DROPPED)
+        } else {
+            return;
+        };
+        self.gate
+            .lease_renewer
+            .finish_later(self.identity.key.clone(), operation);
     }
 }
+
+/// The reason of a claim that was dropped before its handler began.
+const NOT_BEGUN: &str = "the claim was dropped before its handler began";
 
 /// The reason of a run that was dropped after it was discarded.
 const DROPPED: &str = "the handler was dropped";

@@ -7,7 +7,8 @@ use std::sync::atomic::AtomicU32;
 
 use oncegate_core::store::DeadLetterStop;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore};
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -47,7 +48,6 @@ impl Consumer {
             entropy,
         };
         let settings = self.settings;
-        let begun = Arc::new(Notify::new());
         let mut routes = Vec::new();
         for (number, (name, gate, handler)) in self.routes.drain(..).enumerate() {
             let gate = configured(gate, &handler, &settings, &waiting);
@@ -59,17 +59,16 @@ impl Consumer {
                 &waiting,
                 shutdown.as_mut(),
             );
-            let Some(mut route) = opened.await? else {
+            let Some(route) = opened.await? else {
                 return Ok(None);
             };
-            route.pace = Pace::new(Arc::clone(&begun));
             routes.push((name, Arc::new(route)));
         }
-        Ok(Some(self.shared(routes, begun)))
+        Ok(Some(self.shared(routes)))
     }
 
     /// The state that the parts of the running consumer share.
-    fn shared(&mut self, routes: Vec<(Option<String>, Arc<Route>)>, begun: Arc<Notify>) -> Shared {
+    fn shared(&mut self, routes: Vec<(Option<String>, Arc<Route>)>) -> Shared {
         let earlier_stop = routes
             .iter()
             .find_map(|(_, route)| stop_before(&route.gate));
@@ -78,7 +77,6 @@ impl Consumer {
             dead_letters: self.dead_letters.take(),
             observer: Arc::clone(&self.observer),
             permits: Arc::new(Semaphore::new(self.settings.concurrency as usize)),
-            begun,
             quarantine: Quarantine::default(),
             dead_letter_guard: Mutex::new(DeadLetterGuard::new(
                 self.settings.dead_letter_limit,
@@ -167,7 +165,7 @@ async fn open_route(
         batches,
         transactional,
         breaker,
-        pace: Pace::default(),
+        pace: Pace::new(Handle::current().metrics().num_workers()),
     }))
 }
 

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use tokio::runtime::Handle;
-
 use super::super::item::Item;
 use super::super::lanes::PlaceId;
 use super::super::member::{Member, Permit};
@@ -17,8 +15,6 @@ pub(super) struct Starts {
     units: Vec<Unit>,
     /// A permit that is not used yet.
     spare: Option<Permit>,
-    /// The threads that begin handlers.
-    threads: usize,
 }
 
 /// Messages that start together, and the permits for them.
@@ -38,7 +34,6 @@ impl Starts {
             tasks: Arc::clone(tasks),
             units: Vec::new(),
             spare: None,
-            threads: Handle::current().metrics().num_workers(),
         }
     }
 
@@ -54,20 +49,15 @@ impl Starts {
     /// Returns whether a message can begin within the bound of its route's pace: its unit has a
     /// permit for it, or one is free.
     pub(super) fn has_room(&mut self, item: &Item, asks: Option<Shard>) -> bool {
-        let route = &item.route;
-        if route.transactional.is_some() {
-            return self.has_permit();
-        }
         let is_within_unit = self
             .units
             .iter()
             .any(|unit| unit.takes(item, asks) && unit.room > 0);
-        is_within_unit || route.pace.may_claim(self.threads) && self.has_permit()
+        is_within_unit || self.has_permit()
     }
 
     /// A message for which [`has_room`](Self::has_room) was true.
-    pub(super) fn one(&mut self, mut member: Member) {
-        member.item.note_claim();
+    pub(super) fn one(&mut self, member: Member) {
         let route = Arc::clone(&member.item.route);
         let found = self
             .units
@@ -100,7 +90,6 @@ impl Starts {
         }
         let permit = self.spare.take();
         for member in &mut members {
-            member.item.note_claim();
             member.in_batch = true;
             member.permit.clone_from(&permit);
         }

@@ -177,7 +177,7 @@ impl<'a> BatchMembers<'a> {
         self.began = Instant::now();
         for place in &part.members {
             if let Some(Some(granted)) = self.members.get_mut(*place) {
-                granted.member.item.note_begun();
+                granted.member.item.turn = None;
                 granted.lease.begin_run(self.began);
                 granted.member.item.enter(Stage::Running, self.began);
             }

@@ -300,7 +300,7 @@ pub(super) fn give_back(tasks: &Arc<Tasks>, granted: Granted, why: &'static str)
     let Granted {
         mut member, lease, ..
     } = granted;
-    member.item.note_begun();
+    member.item.turn = None;
     member.permit = None;
     tasks.spawn(async move {
         lease.release(Duration::ZERO, false, why).await;
@@ -332,7 +332,7 @@ enum Called {
 
 /// Calls the handler with this message alone, and polls it once.
 fn call(mut granted: Granted, began: Instant) -> Called {
-    granted.member.item.note_begun();
+    granted.member.item.turn = None;
     granted.lease.begin_run(began);
     let item = &granted.member.item;
     let gate = &item.route.gate;

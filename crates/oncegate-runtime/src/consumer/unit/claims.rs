@@ -222,7 +222,7 @@ fn follow(
             return granted(tasks, shared, (member, lease), purpose, ended).map(Work::Run);
         }
         Ok(Claimed::Completed(stored)) => {
-            member.item.note_begun();
+            member.item.turn = None;
             let Some(tag) = member.item.past.unanswered_commit() else {
                 return Some(Work::Answer(duplicate(shared, member, stored)));
             };
@@ -231,7 +231,7 @@ fn follow(
         }
         other => other,
     };
-    member.item.note_begun();
+    member.item.turn = None;
     let tasks_of_end = Arc::clone(tasks);
     tasks.apart(ended, async move {
         let end = not_granted(&tasks_of_end.shared, &mut member.item, claimed).await;
@@ -417,7 +417,7 @@ fn run_later(
     mut member: Member,
     lease: Lease,
 ) -> BoxFuture<'static, Vec<Ended>> {
-    member.item.note_begun();
+    member.item.turn = None;
     Box::pin(async move {
         lease
             .release(Duration::ZERO, false, "the message waits to run alone")

@@ -39,7 +39,10 @@ pub(super) fn start(tasks: &Arc<Tasks>, members: Vec<Member>) {
 }
 
 /// Runs the unit. Returns those of its members that have not been reported, and do not go on apart.
-async fn run(tasks: Arc<Tasks>, members: Vec<Member>) -> Vec<Ended> {
+async fn run(tasks: Arc<Tasks>, mut members: Vec<Member>) -> Vec<Ended> {
+    if let Some(first) = members.first_mut() {
+        take_turn(first).await;
+    }
     let mut ended = Vec::with_capacity(members.len());
     let mut started = Vec::with_capacity(members.len());
     let mut found = Vec::new();
@@ -66,6 +69,22 @@ async fn run(tasks: Arc<Tasks>, members: Vec<Member>) -> Vec<Ended> {
         None => claims::run(&tasks, started, Purpose::Run, ended).await,
         Some(transactional) => {
             transaction::run(&tasks, &transactional.handler, started, ended).await
+        }
+    }
+}
+
+/// Waits for the turn of the unit before anything is claimed. Its first member keeps the turn until
+/// its handler begins.
+async fn take_turn(first: &mut Member) {
+    let item = &mut first.item;
+    let claims = item.identity.is_ok() && item.found.is_none();
+    if claims && item.route.transactional.is_none() {
+        let shard = first.asks.map_or(0, |shard| shard.number);
+        item.turn = item.route.pace.turn(shard).await;
+        if item.turn.is_some() {
+            // Units that have just started are ready to run one after another, before every other
+            // task. They wait for their turns meanwhile.
+            after_ready_tasks().await;
         }
     }
 }
