@@ -37,6 +37,7 @@ pub(crate) enum Way {
     KeepsOneOrderForAll,
     ChargesInPartsWithoutKeys,
     DoesNotReturnAfterCancel,
+    UndoesWhatWasCancelled,
 }
 
 pub(crate) struct Billing {
@@ -200,6 +201,16 @@ impl Billing {
                 tokio::select! {
                     receipt = &mut charge => Ok(receipt?),
                     () = attempt.cancelled() => Ok(charge.await?),
+                }
+            }
+            Way::UndoesWhatWasCancelled => {
+                tokio::select! {
+                    receipt = self.charge_right(order, attempt) => Ok(receipt?),
+                    () = attempt.cancelled() => {
+                        let key = attempt.idempotency_key("undo");
+                        self.charge(order, Some(&key), "undo").await?;
+                        Err(Failure::retry("cancelled"))
+                    }
                 }
             }
             other => unreachable!("{other:?}"),
