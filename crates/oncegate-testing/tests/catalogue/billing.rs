@@ -81,6 +81,18 @@ impl Billing {
             .await
     }
 
+    /// Undoes the charge of a run that is cancelled, which another one may have made.
+    async fn charge_or_undo(&self, order: &Value, attempt: &Attempt) -> Result<String, Failure> {
+        tokio::select! {
+            receipt = self.charge_right(order, attempt) => Ok(receipt?),
+            () = attempt.cancelled() => {
+                let key = attempt.idempotency_key("undo");
+                self.charge(order, Some(&key), "undo").await?;
+                Err(Failure::retry("cancelled"))
+            }
+        }
+    }
+
     async fn handle_order(&self, order: &Value, attempt: &Attempt) -> Result<String, Failure> {
         let id = order["order_id"].as_str().unwrap_or_default().to_owned();
         let key = attempt.idempotency_key("charge");
@@ -203,16 +215,7 @@ impl Billing {
                     () = attempt.cancelled() => Ok(charge.await?),
                 }
             }
-            Way::UndoesWhatWasCancelled => {
-                tokio::select! {
-                    receipt = self.charge_right(order, attempt) => Ok(receipt?),
-                    () = attempt.cancelled() => {
-                        let key = attempt.idempotency_key("undo");
-                        self.charge(order, Some(&key), "undo").await?;
-                        Err(Failure::retry("cancelled"))
-                    }
-                }
-            }
+            Way::UndoesWhatWasCancelled => self.charge_or_undo(order, attempt).await,
             other => unreachable!("{other:?}"),
         }
     }
