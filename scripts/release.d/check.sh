@@ -212,6 +212,9 @@ check_chart() {
     chart_refuses 'config is' --set image.repository=registry.example/oncegate
     # From zero it could not scale up.
     chart_refuses scaling.minReplicas --values "$values" --set scaling.minReplicas=0
+    # A misspelled value would be ignored.
+    chart_refuses "'worker'" --values "$values" --set 'worker[0].name=worker'
+    chart_refuses /image/tag --values "$values" --set image.tag=20261129
     "${template[@]}" --values "$values" >"$STAGE/rendered.yaml"
     environment yaml
     "$TOOLS/yaml/bin/pip" install --quiet --disable-pip-version-check pyyaml==6.0.3

@@ -45,6 +45,9 @@ def main(file, program):
     volumes = {volume["name"] for volume in spec["volumes"]}
     assert mounts == volumes == {"config", "secret-redis"}, (mounts, volumes)
 
+    assert {"name": "TZ", "value": "UTC"} in oncegate["env"]
+    assert "[::]:9464" in oncegate["args"], "a cluster may have only IPv6"
+
     labels = pod["metadata"]["labels"]
     for selector in (
         objects["Deployment"]["spec"]["selector"]["matchLabels"],
@@ -57,6 +60,7 @@ def main(file, program):
     assert monitor["endpoints"][0]["port"] == objects["Service"]["spec"]["ports"][0]["name"]
     assert "replicas" not in objects["Deployment"]["spec"], "two would set the number of replicas"
     (trigger,) = objects["ScaledObject"]["spec"]["triggers"]
+    assert trigger["metadata"]["threshold"] == "1000000", trigger["metadata"]
     query = trigger["metadata"]["query"]
     expected = 'oncegate_lag{namespace="payments",service="billing",consumer=~"billing|invoices"}'
     assert query == f"sum(max by (consumer, topic, partition) ({expected}))", query

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use oncegate_runtime::health::SourceStatus;
 use oncegate_runtime::observe::Observer;
-use oncegate_runtime::source::{Delivery, Source, SourceError, Supply, Terms};
+use oncegate_runtime::source::{Delivery, Source, SourceError, StreamOrigin, Supply, Terms};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
@@ -212,6 +212,19 @@ impl Source for AmqpSource {
         self.max_attempts
             .store(terms.max_attempts, Ordering::Relaxed);
         Supply::OnDemand
+    }
+
+    /// Returns the queue with the broker's address and virtual host. The client tells nothing of
+    /// the cluster behind them.
+    async fn streams(&self) -> Result<Vec<StreamOrigin>, SourceError> {
+        let uri = self.settings.connection.uri()?;
+        let host = uri.authority.host.to_ascii_lowercase();
+        let port = uri.authority.port;
+        let has_one_route = !self.settings.source.routes_from_headers;
+        Ok(vec![StreamOrigin {
+            route: has_one_route.then(|| self.queue().to_owned()),
+            broker: format!("RabbitMQ at {host}:{port}, virtual host `{}`", uri.vhost),
+        }])
     }
 
     /// Connects, and consumes the queue. Delivered messages wait here until they are received.

@@ -6,6 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::config::table::Explained;
+use crate::config::values::KeySetting;
 use crate::config::{self, Finding, Findings, Loaded, Secrets, Severity};
 use crate::configured::ConfigArgs;
 use crate::exit::{Exit, Problem};
@@ -125,6 +126,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Problem> {
         Vec::new()
     };
     let exit = if ok { Exit::Yes } else { Exit::No };
+    let uncompared = uncompared(&loaded);
     if args.json {
         let findings = &*findings.all;
         output::answer_json(&CheckDocument {
@@ -147,7 +149,27 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     for route in routes {
         output::answer(&route.to_string())?;
     }
+    if let Some(note) = uncompared.filter(|_| ok) {
+        eprintln!("oncegate: {note}");
+    }
     Ok(exit)
+}
+
+/// Returns a word on consumers that take an id that is used again for a duplicate; `None` if all
+/// compare contents.
+fn uncompared(loaded: &Loaded) -> Option<String> {
+    let without = loaded.consumers().filter(|(_, settings)| {
+        let key = settings.key.as_ref();
+        settings.fingerprint.is_none() && key.is_some_and(|KeySetting(key)| !key.is_of_payload())
+    });
+    let names: Vec<&str> = without.map(|(name, _)| name).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "{}: contents are not compared: a key that comes again with another content is a duplicate, and is not handled. \
+             `fingerprint` compares them (docs/GUIDE.md).",
+            names.join(", ")
+        )
+    })
 }
 
 fn judgement(file: &str, findings: &Findings) -> String {

@@ -17,7 +17,7 @@ pub(crate) const BESIDE: &str = "oncegate.toml";
 #[derive(Debug, clap::Args)]
 pub(crate) struct ConfigArgs {
     /// The configuration, for what no flag says [default: oncegate.toml in the working directory,
-    /// if there are no flags with settings]
+    /// if there is one; for commands that look, only without flags of settings]
     #[arg(long, value_name = "FILE", env = "ONCEGATE_CONFIG")]
     config: Option<PathBuf>,
 }
@@ -30,6 +30,40 @@ impl ConfigArgs {
             let beside = Some(Path::new(BESIDE));
             beside.filter(|file| !has_settings && file.is_file())
         })
+    }
+
+    /// Checks that flags of settings are about one of the tables of the configuration, for a
+    /// command whose flags change what the file says. `flag` names one of the `known`;
+    /// `has_settings` says whether there are flags about it.
+    ///
+    /// # Errors
+    /// When it does not say which of several, or the file was not named, and has only others.
+    pub(crate) fn fits(
+        &self,
+        flag: &str,
+        named: Option<&str>,
+        known: &[String],
+        has_settings: bool,
+    ) -> Result<(), Problem> {
+        let names = known.join(", ");
+        match named {
+            None if has_settings && known.len() > 1 => Err(Problem::new(
+                Exit::Usage,
+                format!("the flags are about which one? Give {flag} with one of {names}"),
+            )),
+            Some(named)
+                if self.config.is_none()
+                    && !known.is_empty()
+                    && !known.iter().any(|name| name == named) =>
+            {
+                let why = format!(
+                    "{flag} is `{named}`, and {BESIDE} in the working directory has {names}: give {flag} with one of them, \
+                     add the other one to a file with --config, or leave that file out with --config /dev/null"
+                );
+                Err(Problem::configuration(why))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns the file, for a command that is about nothing else.

@@ -29,8 +29,9 @@ pub(crate) struct InitArgs {
     #[arg(value_name = "FOLDER", default_value = ".")]
     folder: PathBuf,
 
-    /// The language of the worker
-    #[arg(long, value_name = "LANGUAGE")]
+    /// The language of the worker: python, node, go, rust or bash; one of any other language is
+    /// called by HTTP, and written by hand (docs/RUN.md)
+    #[arg(long, value_name = "LANGUAGE", value_parser = Language::named)]
     language: Language,
 
     /// Where messages come from
@@ -68,6 +69,22 @@ enum Language {
 }
 
 impl Language {
+    /// # Errors
+    /// When there is no worker in this language; the text says how it is called all the same.
+    fn named(text: &str) -> Result<Self, String> {
+        <Self as ValueEnum>::from_str(text, true).map_err(|_| {
+            let names = Self::value_variants().iter();
+            let names = names.filter_map(ValueEnum::to_possible_value);
+            let names: Vec<String> = names.map(|name| name.get_name().to_owned()).collect();
+            format!(
+                "workers are written in {}. A program in another language is a worker, too: as a service, handler = {{ http = \
+                 \"http://127.0.0.1:8080/handle\" }}, or a program that reads a line and answers with one, handler = {{ exec = \
+                 [\"./worker\"] }}; docs/RUN.md describes both, and `oncegate worker-test` tests it",
+                names.join(", ")
+            )
+        })
+    }
+
     /// The files of the worker, each with its text.
     const fn worker(self) -> &'static [(&'static str, &'static str)] {
         match self {

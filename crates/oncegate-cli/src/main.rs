@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use tokio::runtime::Runtime;
-use tracing::{debug, error};
+use tracing::{debug, error, warn};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
@@ -30,6 +30,7 @@ mod configured;
 mod confirm;
 mod dead_letters;
 mod doctor;
+mod environment;
 mod estimate;
 mod examined;
 mod exit;
@@ -140,13 +141,18 @@ fn main() -> ExitCode {
     };
     // First of all: a signal at the start must not end it in any other way than later ones.
     signals::watch(&runtime);
-    let matches = help::grouped(Cli::command()).get_matches();
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let cli = match parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
     // Dropped at the end: the remaining traces are sent then.
     let _traces = match start_logging(&cli.command, cli.log_format) {
         Ok(traces) => traces,
         Err(problem) => return problem.report(),
     };
+    for (unknown, meant) in environment::misspelt(&Cli::command()) {
+        warn!("the variable {unknown} is not known, and ignored; did you mean {meant}?");
+    }
     let answered = catch_unwind(AssertUnwindSafe(|| answer(runtime, &cli.command)));
     match answered {
         Ok(Ok(exit)) => exit.into(),
@@ -158,6 +164,22 @@ fn main() -> ExitCode {
         // The panic hook has printed the panic already.
         Err(_) => Exit::Bug.into(),
     }
+}
+
+fn parse() -> Result<Cli, clap::Error> {
+    let command = environment::without_empty(help::grouped(Cli::command()));
+    let matches = command.try_get_matches()?;
+    Cli::from_arg_matches(&matches)
+}
+
+/// Prints why the arguments cannot be used, or the help that they ask for.
+fn usage(error: &clap::Error) -> ExitCode {
+    // Without standard streams, the exit code alone says it.
+    let _ = error.print();
+    if let Some(origin) = environment::origin(error, &Cli::command()) {
+        eprintln!("{origin}");
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(Exit::Usage as u8))
 }
 
 fn answer(runtime: Runtime, command: &Command) -> Result<Exit, Problem> {
@@ -232,6 +254,12 @@ fn start_logging(command: &Command, format: LogFormat) -> Result<TraceExport, Pr
         .with_default_directive(command.log_level().into());
     let mut filter = filter.from_env_lossy();
     let wanted = std::env::var("ONCEGATE_LOG").unwrap_or_default();
+    if matches!(command, Command::Prove(_)) && wanted.is_empty() {
+        // What the faults of a trial lead to is judged, and printed if it is a defect.
+        for target in ["oncegate_runtime=off", "oncegate_core=off"] {
+            filter = filter.add_directive(target.parse().expect("it is a directive"));
+        }
+    }
     for library in sources::CHATTY {
         let quiet = (!wanted.contains(library.target)).then(|| format!("{}=off", library.target));
         for directive in quiet

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::time::{Duration, SystemTime};
 
-use oncegate::core::reason::changes_direction;
+use oncegate::core::reason::{changes_direction, noun_for};
 use serde::Serialize;
 
 use crate::exit::{Exit, Problem};
@@ -105,6 +105,11 @@ impl Table {
         }
         out
     }
+}
+
+/// `1 message`, `1,234 messages`
+pub(crate) fn counted(count: u64, noun: &str) -> String {
+    format!("{} {}", grouped(count), noun_for(count, noun))
 }
 
 /// `1,234,567`

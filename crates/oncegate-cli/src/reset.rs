@@ -11,7 +11,7 @@ use crate::args::{AnswerArgs, within};
 use crate::change::ChangeArgs;
 use crate::exit::{Exit, Problem};
 use crate::inspect;
-use crate::output;
+use crate::output::{self, counted};
 use crate::record::{Found, RecordArgs};
 
 /// The format of the `--json` document.
@@ -143,10 +143,16 @@ fn effect(found: &RecordSnapshot) -> String {
             format!("attempt {attempt} ended without an outcome: its effect may happen once more")
         }
         State::Released { attempt, .. } => {
-            format!("{attempt} attempts have failed: their partial effects may happen once more")
+            format!(
+                "failed in {}: partial effects may happen once more",
+                counted(u64::from(*attempt), "attempt")
+            )
         }
         State::Failed { attempt, .. } => {
-            format!("given up after {attempt} attempts: their partial effects may happen once more")
+            format!(
+                "given up after {}: partial effects may happen once more",
+                counted(u64::from(*attempt), "attempt")
+            )
         }
     }
 }

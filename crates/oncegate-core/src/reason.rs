@@ -17,6 +17,34 @@ pub fn one_line(text: &str) -> String {
         .collect()
 }
 
+/// A count with its noun, in the singular for one: `1 message`, `2 messages`, `0 losses`.
+///
+/// ```
+/// use oncegate_core::reason::counted;
+///
+/// assert_eq!(counted(1_u64, "partition"), "1 partition");
+/// assert_eq!(counted(2_u64, "loss"), "2 losses");
+/// assert_eq!(counted(0_u64, "query"), "0 queries");
+/// ```
+pub fn counted(count: impl Into<u64>, noun: &str) -> String {
+    let count = count.into();
+    format!("{count} {}", noun_for(count, noun))
+}
+
+/// The noun in the form for a count: `message` for one, `messages` for others.
+pub fn noun_for(count: u64, noun: &str) -> String {
+    if count == 1 {
+        return noun.to_owned();
+    }
+    if ["s", "x", "ch", "sh"].iter().any(|end| noun.ends_with(end)) {
+        return format!("{noun}es");
+    }
+    match noun.strip_suffix('y') {
+        Some(stem) if !stem.ends_with(['a', 'e', 'i', 'o', 'u']) => format!("{stem}ies"),
+        _ => format!("{noun}s"),
+    }
+}
+
 /// Returns whether the character changes the order in which a terminal shows others, so that the
 /// text looks like another one.
 pub fn changes_direction(c: char) -> bool {

@@ -45,7 +45,8 @@ pub use consumer::{Consumer, ConsumerError, ConsumerSettings, Monitor, Ordering,
 pub use documents::Documents;
 pub use failure::{BoxError, Failure, OrPermanent};
 pub use gate::{
-    Completion, Entry, Gate, GateError, GateSettings, Lease, NotCommitted, OnStoreLoss,
+    CheckedSource, Completion, Entry, Gate, GateError, GateSettings, Lease, NotCommitted,
+    OnStoreLoss, OtherBroker,
 };
 pub use handler::Handler;
 pub use health::{Health, Status};

@@ -49,6 +49,16 @@ pub trait Source: Send + Sync + fmt::Debug {
         _ = annotation;
     }
 
+    /// Returns the streams that this source reads, with their broker: two brokers may have topics
+    /// of one name. Called before `open`. The default returns none, for a source whose broker has
+    /// no identity.
+    ///
+    /// # Errors
+    /// When the broker cannot be reached.
+    async fn streams(&self) -> Result<Vec<StreamOrigin>, SourceError> {
+        Ok(Vec::new())
+    }
+
     /// Connects and begins to fetch. Called before the first `receive`: once, and again only after
     /// an error that [`is_away`](SourceError::is_away).
     ///
@@ -109,6 +119,10 @@ impl<S: Source + ?Sized> Source for Arc<S> {
         (**self).annotate_commits(annotation);
     }
 
+    async fn streams(&self) -> Result<Vec<StreamOrigin>, SourceError> {
+        (**self).streams().await
+    }
+
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
         (**self).open(observer).await
     }
@@ -132,6 +146,16 @@ impl<S: Source + ?Sized> Source for Arc<S> {
     async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
         (**self).close(deadline).await
     }
+}
+
+/// A stream of messages and the broker that it is at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamOrigin {
+    /// The route of its messages; `None` when they have several that the source does not know.
+    pub route: Option<String>,
+    /// The broker in words, without a secret, that no other one has: `Kafka cluster
+    /// 4L6g3nShT-eMCtK--X86sw`. It is the same by each address of the broker.
+    pub broker: String,
 }
 
 /// A text to store with committed positions, computed at each commit.

@@ -21,6 +21,8 @@ const HELD_AT_MOST: Duration = Duration::from_secs(12 * 3_600);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Queue {
     pub(crate) url: String,
+    /// The account and the region, if the service tells them.
+    pub(crate) place: Option<String>,
     pub(crate) fifo: bool,
     /// The number of receives after which the redrive policy moves a message.
     pub(crate) max_receives: Option<u32>,
@@ -60,6 +62,7 @@ pub(crate) async fn find(client: &Client, queue: &str) -> Result<Queue, QueueErr
     }
     Ok(Queue {
         fifo: is_fifo(&url),
+        place: attribute(QueueAttributeName::QueueArn).and_then(place),
         max_receives: attribute(QueueAttributeName::RedrivePolicy).and_then(max_receives),
         retention: attribute(QueueAttributeName::MessageRetentionPeriod)
             .and_then(|value| value.parse().ok()),
@@ -67,6 +70,14 @@ pub(crate) async fn find(client: &Client, queue: &str) -> Result<Queue, QueueErr
             .and_then(|value| value.parse().ok()),
         url,
     })
+}
+
+/// Returns the account and the region of an ARN: `arn:aws:sqs:eu-central-1:123456789012:orders`.
+fn place(arn: &str) -> Option<String> {
+    let mut parts = arn.split(':').skip(3);
+    let region = parts.next().filter(|region| !region.is_empty())?;
+    let account = parts.next().filter(|account| !account.is_empty())?;
+    Some(format!("SQS in {region}, account {account}"))
 }
 
 /// Reads `maxReceiveCount` of a redrive policy, which is a number for some writers and a string for
@@ -237,6 +248,18 @@ impl Queue {
 mod tests {
     use super::super::settings::Connection;
     use super::*;
+
+    #[test]
+    fn a_queue_of_one_name_elsewhere_has_another_place() {
+        let eu = "arn:aws:sqs:eu-central-1:123456789012:orders";
+        assert_eq!(
+            place(eu).as_deref(),
+            Some("SQS in eu-central-1, account 123456789012")
+        );
+        assert_ne!(place(eu), place(&eu.replace("eu-", "us-")));
+        assert_ne!(place(eu), place(&eu.replace("9012", "9013")));
+        assert_eq!(place("arn:aws:sqs::123456789012:orders"), None);
+    }
 
     #[test]
     fn the_receive_limit_is_read_as_number_or_text() {

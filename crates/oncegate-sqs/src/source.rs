@@ -21,7 +21,7 @@ use super::source_settings::{Body, SqsSettings};
 use super::{ack_handle, queue};
 use oncegate_runtime::health::SourceStatus;
 use oncegate_runtime::observe::Observer;
-use oncegate_runtime::source::{Delivery, Source, SourceError, Supply, Terms};
+use oncegate_runtime::source::{Delivery, Source, SourceError, StreamOrigin, Supply, Terms};
 
 /// A source that consumes a queue of Amazon SQS, standard or FIFO (by the suffix `.fifo`).
 ///
@@ -201,6 +201,19 @@ impl Source for SqsSource {
     fn agree(&self, terms: &Terms) -> Supply {
         *self.terms.lock() = *terms;
         Supply::OnDemand
+    }
+
+    /// Returns the queue with its account and region.
+    async fn streams(&self) -> Result<Vec<StreamOrigin>, SourceError> {
+        let settings = &self.settings;
+        let client = settings.connection.client(&settings.queue).await;
+        let queue = queue::find(&client, &settings.queue).await?;
+        let has_one_route = !settings.source.routes_from_attributes;
+        let streams = queue.place.into_iter().map(|broker| StreamOrigin {
+            route: has_one_route.then(|| self.queue().to_owned()),
+            broker,
+        });
+        Ok(streams.collect())
     }
 
     /// Finds the queue, checks its attributes and the rights, and logs settings that contradict

@@ -40,6 +40,8 @@ pub enum Defect {
     GaveUp,
     /// An effect did not happen.
     LostEffect,
+    /// A fault has led to an effect that its sample does not have without one.
+    UnexpectedEffect,
     /// Two runs for one event have returned different results.
     DifferentResults,
     /// A message was never finished.
@@ -52,7 +54,7 @@ pub enum Defect {
 
 impl Defect {
     /// Every defect.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::NoKey,
         Self::KeyTooNarrow,
         Self::KeyTooWide,
@@ -68,6 +70,7 @@ impl Defect {
         Self::MarkedBeforeEffect,
         Self::GaveUp,
         Self::LostEffect,
+        Self::UnexpectedEffect,
         Self::DifferentResults,
         Self::Unfinished,
         Self::ConsumerFailed,
@@ -92,6 +95,7 @@ impl Defect {
             Self::MarkedBeforeEffect => "marked-before-effect",
             Self::GaveUp => "gave-up",
             Self::LostEffect => "lost-effect",
+            Self::UnexpectedEffect => "unexpected-effect",
             Self::DifferentResults => "different-results",
             Self::Unfinished => "unfinished",
             Self::ConsumerFailed => "consumer-failed",
@@ -110,11 +114,22 @@ impl Defect {
             Self::KeyTooWide => &[Self::RepeatedEffect, Self::ChangingDownstreamKey],
             Self::NoDownstreamKey => &[Self::EffectAfterCancel, Self::DifferentResults],
             Self::ChangingDownstreamKey | Self::RepeatedEffect => &[Self::DifferentResults],
-            Self::SharedDownstreamKey => &[Self::LostEffect, Self::ChangingBody],
+            Self::SharedDownstreamKey => {
+                &[Self::LostEffect, Self::UnexpectedEffect, Self::ChangingBody]
+            }
             Self::SwallowedError => &[Self::LostEffect, Self::DifferentResults],
             Self::AnsweredTooEarly => &[Self::LostEffect],
             Self::MarkedBeforeEffect => &[Self::LostEffect, Self::DifferentResults],
             Self::Unfinished => &[Self::DoesNotStop],
+            _ => &[],
+        }
+    }
+
+    /// The defects that may have this one as their only reason where they need a fault and this one
+    /// needs none: what is lost anyway is lost around a fault, too.
+    pub(crate) const fn leads_to_under_faults(self) -> &'static [Self] {
+        match self {
+            Self::LostEffect => &[Self::AnsweredTooEarly, Self::MarkedBeforeEffect],
             _ => &[],
         }
     }
@@ -165,6 +180,9 @@ impl Defect {
                 "The handler sends a message to the dead letters because of a failure that would have passed."
             }
             Self::LostEffect => "The message was handled, and its effect never happened.",
+            Self::UnexpectedEffect => {
+                "The handler has an effect after a fault that the same message does not have without one, such as the cancellation of an earlier effect. Another run may have completed the message by then."
+            }
             Self::DifferentResults => {
                 "Two runs for one event return different results. After a crash, the stored result is not the one that was used before."
             }
@@ -223,6 +241,9 @@ impl Defect {
             }
             Self::LostEffect => {
                 "Look for conditions under which the handler returns without its effect. If the event has no effect, remove it from the samples."
+            }
+            Self::UnexpectedEffect => {
+                "Undo nothing when an attempt is cancelled or has failed: the next one repeats the effect under the same idempotency key. Have the same effects in every attempt."
             }
             Self::DifferentResults => {
                 "Make the result of the event and of the downstream service's answer, which is the same for a repetition. Leave out times and random numbers."

@@ -263,6 +263,15 @@ impl Facts {
         steps
     }
 
+    /// The steps that had an effect, by sample; a sample that was sent and had none has no step.
+    pub(crate) fn expected(&self) -> Steps {
+        let mut steps = self.steps();
+        for sample in self.samples() {
+            steps.entry(sample).or_default();
+        }
+        steps
+    }
+
     /// The place where the first run for the sample began; 0 when there was none.
     pub(crate) fn first_run(&self, sample: usize) -> usize {
         let runs = self.runs.values().filter(|run| run.sample == Some(sample));

@@ -49,7 +49,8 @@ fn is_zero(count: &u64) -> bool {
 /// Judges the events of one round.
 ///
 /// `expected` has the steps that each sample's handler has without faults, as [`steps`] returns
-/// them for such a round. A sample that is missing there needs one effect, whatever its step.
+/// them for such a round. A sample that is missing there was not sent: it needs one effect, of any
+/// step. One without any step has lost its effect without a fault.
 pub fn judge(events: &[Event], expected: &BTreeMap<usize, BTreeSet<String>>) -> Vec<Violation> {
     let facts = Facts::of(events);
     let mut judgement = Judgement {
@@ -66,6 +67,7 @@ pub fn judge(events: &[Event], expected: &BTreeMap<usize, BTreeSet<String>>) -> 
     judgement.listed_twice();
     judgement.early_answers();
     judgement.losses(expected);
+    judgement.unexpected(expected);
     judgement.results();
     judgement.ends();
     judgement.violations
@@ -84,9 +86,9 @@ pub(crate) fn judge_keys(events: &[Event]) -> Vec<Violation> {
     judgement.violations
 }
 
-/// Returns the steps whose effects each sample had.
+/// Returns the steps whose effects each sample had that was sent.
 pub fn steps(events: &[Event]) -> BTreeMap<usize, BTreeSet<String>> {
-    Facts::of(events).steps()
+    Facts::of(events).expected()
 }
 
 struct Judgement<'a> {
@@ -269,10 +271,12 @@ impl Judgement<'_> {
                 continue;
             }
             match (expected.get(&sample), had.get(&sample)) {
-                (Some(steps), _) => wanted.extend(steps.iter().map(|step| (sample, step.as_str()))),
+                (Some(steps), _) if !steps.is_empty() => {
+                    wanted.extend(steps.iter().map(|step| (sample, step.as_str())));
+                }
                 // Any step will do.
-                (None, Some(_)) => {}
-                (None, None) => drop(wanted.insert((sample, ""))),
+                (_, Some(_)) => {}
+                (_, None) => drop(wanted.insert((sample, ""))),
             }
         }
         let mut happened: BTreeMap<(usize, &str), u64> = BTreeMap::new();
@@ -282,11 +286,44 @@ impl Judgement<'_> {
         let lost = judge_effects(&wanted, &BTreeSet::new(), &happened, |_| 0).lost;
         let mut named = BTreeSet::new();
         for (sample, step) in lost.into_iter().filter(|(sample, _)| named.insert(*sample)) {
-            self.loss(sample, step);
+            let needs_no_fault = expected.get(&sample).is_some_and(BTreeSet::is_empty);
+            self.loss(sample, step, needs_no_fault);
         }
     }
 
-    fn loss(&mut self, sample: usize, step: &str) {
+    /// No effect needs a fault to happen.
+    fn unexpected(&mut self, expected: &Steps) {
+        let mut found: BTreeMap<usize, (usize, String)> = BTreeMap::new();
+        for effect in self.facts.calls.values() {
+            let (Some(sample), Some(place)) = (effect.sample, effect.performed) else {
+                continue;
+            };
+            let is_expected = expected
+                .get(&sample)
+                .is_none_or(|steps| steps.is_empty() || steps.contains(&effect.step));
+            if !is_expected && !effect.in_duplicate && !self.excused.contains(&sample) {
+                found.entry(sample).or_insert((place, effect.step.clone()));
+            }
+        }
+        for (sample, (place, step)) in found {
+            let after = self
+                .facts
+                .faults_between(sample, self.facts.first_run(sample), place);
+            let what = format!(
+                "the effect {step:?} of sample {sample} happened{}, and without a fault it does not",
+                words_of(&after)
+            );
+            self.found_after(
+                Defect::UnexpectedEffect,
+                Some(sample),
+                what,
+                vec![place],
+                after,
+            );
+        }
+    }
+
+    fn loss(&mut self, sample: usize, step: &str, needs_no_fault: bool) {
         let runs: Vec<&Run> = self
             .facts
             .runs
@@ -324,6 +361,11 @@ impl Judgement<'_> {
             (
                 Defect::SwallowedError,
                 "the handler reported success although the call had failed",
+            )
+        } else if needs_no_fault {
+            (
+                Defect::LostEffect,
+                "it was handled without it, as it is without a fault",
             )
         } else if calls.is_empty() && last.is_some() && was_killed {
             (

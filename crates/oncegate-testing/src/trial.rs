@@ -357,7 +357,9 @@ impl Trial {
         };
         rounds.most_of_first = plan.most_of_first(handler);
         let first = rounds.play(0).await?;
-        let steps = Facts::of(&first.events).steps();
+        let facts = Facts::of(&first.events);
+        let has_effects = !facts.steps().is_empty();
+        let steps = facts.expected();
         let mut verdict = Verdict::new(rounds.seed);
         verdict.took = began.elapsed();
         if plan.only.is_none() {
@@ -369,7 +371,7 @@ impl Trial {
             verdict.add_violations(&whole, &first.events, violations);
         }
         rounds.most_of_others = plan.most_of_others(handler, began.elapsed(), rounds.faults.len());
-        if steps.is_empty() {
+        if !has_effects {
             // Faults would show nothing more. Without a defect that explains it, the handler does
             // not know the witness.
             verdict.put_in_order();

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
+use oncegate_core::reason::counted;
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
@@ -244,16 +245,12 @@ impl Verdict {
     /// another one.
     pub(crate) fn put_in_order(&mut self) {
         self.findings
-            .sort_by_key(|finding| (!finding.faults.is_empty(), finding.violation.defect));
-        let found: Vec<Defect> = self
-            .findings
-            .iter()
-            .map(|finding| finding.violation.defect)
-            .collect();
+            .sort_by_key(|finding| (finding.needs_fault(), finding.violation.defect));
+        let found: Vec<Root> = self.findings.iter().map(Root::of).collect();
         for finding in &mut self.findings {
-            let defect = finding.violation.defect;
-            let root = found.iter().find(|root| root.leads_to().contains(&defect));
-            finding.follows = root.copied();
+            let own = Root::of(finding);
+            let root = found.iter().find(|root| root.may_explain(own));
+            finding.follows = root.map(|root| root.defect);
         }
     }
 
@@ -281,14 +278,47 @@ impl Verdict {
     }
 }
 
+/// A finding, as the possible reason for another one.
+#[derive(Clone, Copy)]
+struct Root {
+    defect: Defect,
+    needs_fault: bool,
+}
+
+impl Root {
+    fn of(finding: &Finding) -> Self {
+        Self {
+            defect: finding.violation.defect,
+            needs_fault: finding.needs_fault(),
+        }
+    }
+
+    fn may_explain(self, other: Self) -> bool {
+        match (self.needs_fault, other.needs_fault) {
+            // What happens without a fault does not follow from what needs one.
+            (true, false) => false,
+            (false, true) => {
+                let leads_to = self.defect.leads_to().iter();
+                leads_to
+                    .chain(self.defect.leads_to_under_faults())
+                    .any(|defect| *defect == other.defect)
+            }
+            _ => self.defect.leads_to().contains(&other.defect),
+        }
+    }
+}
+
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_clean() {
             let faults: u64 = self.faults.values().sum();
             write!(
                 f,
-                "nothing found in {} rounds with {} messages and {faults} faults (seed {})",
-                self.rounds, self.messages, self.seed
+                "nothing found in {} with {} and {} (seed {})",
+                counted(self.rounds, "round"),
+                counted(self.messages, "message"),
+                counted(faults, "fault"),
+                self.seed
             )?;
             let untried = self.untried();
             let of = self.asked_for.len();
@@ -324,6 +354,12 @@ impl fmt::Display for Verdict {
 }
 
 impl Finding {
+    /// Returns whether the defect shows only in a round with faults. The first round has none: its
+    /// duplicates are what producers send every day.
+    fn needs_fault(&self) -> bool {
+        self.round > 0 && !self.faults.is_empty()
+    }
+
     fn new(
         schedule: &Schedule,
         events: &[Event],
@@ -411,4 +447,37 @@ fn timeline(events: &[Event], sample: Option<usize>) -> Vec<usize> {
         }
     }
     places
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn root(defect: Defect, needs_fault: bool) -> Root {
+        Root {
+            defect,
+            needs_fault,
+        }
+    }
+
+    #[test]
+    fn what_needs_no_fault_does_not_follow_from_what_needs_one() {
+        use Defect::{AnsweredTooEarly, KeyTooNarrow, LostEffect};
+        for (cause, result, follows) in [
+            (root(AnsweredTooEarly, true), root(LostEffect, false), false),
+            (root(AnsweredTooEarly, false), root(LostEffect, false), true),
+            (root(AnsweredTooEarly, true), root(LostEffect, true), true),
+            (root(LostEffect, false), root(AnsweredTooEarly, true), true),
+            (root(LostEffect, true), root(AnsweredTooEarly, true), false),
+            (
+                root(LostEffect, false),
+                root(AnsweredTooEarly, false),
+                false,
+            ),
+            (root(KeyTooNarrow, false), root(LostEffect, true), true),
+        ] {
+            let of = (cause.defect, cause.needs_fault, result.needs_fault);
+            assert_eq!(cause.may_explain(result), follows, "{of:?}");
+        }
+    }
 }

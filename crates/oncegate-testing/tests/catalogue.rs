@@ -131,6 +131,7 @@ planted! {
     state_that_runs_share_is_found: KeepsOneOrderForAll => LostEffect | ChangingDownstreamKey | MarkedBeforeEffect;
     two_steps_without_keys_are_found: ChargesInPartsWithoutKeys => NoDownstreamKey;
     an_effect_after_a_cancellation_is_found: DoesNotReturnAfterCancel => EffectAfterCancel | NoDownstreamKey;
+    an_effect_that_is_undone_after_a_cancellation_is_found: UndoesWhatWasCancelled => UnexpectedEffect;
 }
 
 // invariant: planted-bugs-found
@@ -153,6 +154,51 @@ fn a_key_with_a_timestamp_is_found() {
 #[test]
 fn a_key_whose_field_does_not_exist_is_found() {
     finds(Way::Right, Key::json(["order_number"]), &[Defect::NoKey]);
+}
+
+/// Handles every second order without its effect.
+fn tried_with_losses(seed: u64) -> Verdict {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    let orders = (1..=6).map(|id| json!({ "order_id": format!("o-{id}"), "number": id }));
+    let trial = Trial::new(move |bank: Downstream| {
+        move |message: Message, attempt: Attempt| {
+            let bank = bank.clone();
+            async move {
+                let order: Value = message.json()?;
+                if order["number"]
+                    .as_u64()
+                    .is_some_and(|number| number % 2 == 1)
+                {
+                    return Ok("charged".to_owned());
+                }
+                let body = json!({ "order": order["order_id"] });
+                let key = attempt.idempotency_key("charge");
+                let answer = bank.effect(&body).idempotency_key(&key).send().await?;
+                Ok::<_, Failure>(answer["receipt"].to_string())
+            }
+        }
+    })
+    .key(Key::json(["order_id"]))
+    .messages(orders);
+    runtime.block_on(trial.seed(seed).run()).unwrap()
+}
+
+// invariant: planted-bugs-found
+#[test]
+fn an_effect_that_is_lost_without_a_fault_is_the_only_finding() {
+    let seed = seed();
+    let verdict = tried_with_losses(seed);
+    assert_eq!(
+        verdict.defects(),
+        BTreeSet::from([Defect::LostEffect]),
+        "seed {seed}: {verdict}"
+    );
+    let finding = verdict.roots().next().unwrap();
+    assert_eq!(finding.round, 0, "seed {seed}: {finding:#?}");
 }
 
 /// Runs the trial of a handler that takes 3 s for each of 40 orders, in a minute of paused time.

@@ -2,13 +2,14 @@
 //! the output of a command.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use csv_core::{ReadFieldResult, Reader};
+use csv_core::{ReadFieldResult, ReaderBuilder};
 use tokio::sync::mpsc;
 
+use super::head::{HEAD_BYTES, Head, invalid};
 use crate::exit::{Exit, Problem};
 
 /// The number of keys that are handed on at a time.
@@ -25,6 +26,15 @@ enum Column {
     First,
     /// The first line has the names of the columns.
     Named(String),
+}
+
+impl Column {
+    fn name(&self) -> Option<&str> {
+        match self {
+            Self::First => None,
+            Self::Named(name) => Some(name),
+        }
+    }
 }
 
 /// Where the effects of the messages are listed.
@@ -156,9 +166,14 @@ fn read(
     column: &Column,
     each: &mut impl FnMut(&str) -> bool,
 ) -> io::Result<()> {
+    let mut head = Vec::new();
+    Read::take(&mut input, HEAD_BYTES).read_to_end(&mut head)?;
+    let Head { skipped, delimiter } = Head::of(&head, column.name())?;
+    head.drain(..skipped);
+    let mut input = io::Cursor::new(head).chain(input);
     let mut fields = Fields::new(column);
     let mut field = [0; FIELD_BYTES];
-    let mut reader = Reader::new();
+    let mut reader = ReaderBuilder::new().delimiter(delimiter).build();
     let mut kept = 0;
     let mut quotes = Quotes::default();
     loop {
@@ -174,7 +189,7 @@ fn read(
             .get(..consumed)
             .unwrap_or_default()
             .iter()
-            .for_each(|byte| quotes.take(*byte));
+            .for_each(|byte| quotes.take(*byte, delimiter));
         input.consume(consumed);
         kept = (kept + written).min(FIELD_BYTES);
         match result {
@@ -189,7 +204,7 @@ fn read(
             }
             ReadFieldResult::End if quotes.are_open() => {
                 let text = "a quoted field does not end, so the lines after it were not read";
-                return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+                return Err(invalid(text));
             }
             ReadFieldResult::End => return fields.finish(),
         }
@@ -210,11 +225,12 @@ enum Quotes {
 }
 
 impl Quotes {
-    fn take(&mut self, byte: u8) {
+    fn take(&mut self, byte: u8, delimiter: u8) {
         *self = match (*self, byte) {
             (Self::Quoted, b'"') => Self::Ended,
             (Self::Quoted, _) | (Self::Begin | Self::Ended, b'"') => Self::Quoted,
-            (_, b',' | b'\n' | b'\r') => Self::Begin,
+            (_, b'\n' | b'\r') => Self::Begin,
+            (_, byte) if byte == delimiter => Self::Begin,
             _ => Self::Plain,
         };
     }
@@ -288,7 +304,7 @@ impl<'a> Fields<'a> {
             Some(_) => {
                 let text =
                     format!("its first line names the column {name:?} twice (--effects-column)");
-                Err(io::Error::new(io::ErrorKind::InvalidData, text))
+                Err(invalid(text))
             }
         }
     }
@@ -297,7 +313,7 @@ impl<'a> Fields<'a> {
         match (self.wanted, self.column) {
             (None, Column::Named(name)) => {
                 let text = format!("its first line names no column {name:?} (--effects-column)");
-                Err(io::Error::new(io::ErrorKind::InvalidData, text))
+                Err(invalid(text))
             }
             _ => Ok(()),
         }
@@ -345,7 +361,43 @@ mod tests {
         let error = keys(&text, &Column::Named("none".to_owned()), 64)
             .unwrap_err()
             .to_string();
-        assert!(error.contains("none") && !error.contains("note"), "{error}");
+        assert!(error.contains("none") && error.contains("note"), "{error}");
+    }
+
+    #[test]
+    fn each_delimiter_is_found_by_the_name_of_the_column() {
+        let named = Column::Named("key".to_owned());
+        for text in [
+            "id;key;amount\r\nch_1;k1;10,50\r\nch_2;k2;20,00\r\n",
+            "sep=;\r\nid;key;amount\r\nch_1;k1;10,50\r\nch_2;k2;20,00\r\n",
+            "id\t\"key\"\tamount\nch_1\tk1\t10,50\nch_2\t\"k2\"\t20,00\n",
+            "\u{feff}key|amount\nk1|10,50\nk2|20,00\n",
+            "\"key\",\"amount\"\nk1,\"10;50\"\nk2,\"20;00\"\n",
+        ] {
+            for buffer in [1, 64] {
+                let found =
+                    keys(text, &named, buffer).unwrap_or_else(|why| panic!("{text}: {why}"));
+                assert_eq!(found, ["k1", "k2"], "{text}");
+            }
+        }
+        let open = keys("key;n\nk1;\"1\nk2;2\n", &named, 64).unwrap_err();
+        assert!(open.to_string().contains("does not end"), "{open}");
+    }
+
+    #[test]
+    fn what_is_no_table_of_effects_is_named() {
+        let named = Column::Named("key".to_owned());
+        let title = keys("\"Charges of 28 November\"\n\"id\",\"key\"\n", &named, 64);
+        let title = title.unwrap_err().to_string();
+        assert!(title.contains("Charges of 28 November"), "{title}");
+        let utf16: Vec<u8> = "\u{feff}id\tkey\n"
+            .encode_utf16()
+            .flat_map(u16::to_le_bytes)
+            .collect();
+        for text in [&utf16[..], &utf16[2..]] {
+            let wide = read(text, &named, &mut |_| true).unwrap_err().to_string();
+            assert!(wide.contains("UTF-16") && wide.contains("iconv"), "{wide}");
+        }
     }
 
     #[test]

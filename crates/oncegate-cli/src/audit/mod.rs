@@ -12,9 +12,10 @@ use tracing::warn;
 use crate::args::{AnswerArgs, within};
 use crate::examined::{Examined, ExaminedArgs, progress};
 use crate::exit::{Exit, Problem, not_opened};
-use crate::output::{self, Table, grouped, plain};
+use crate::output::{self, Table, counted, grouped, plain};
 
 mod effects;
+mod head;
 
 use effects::EffectsArgs;
 
@@ -287,8 +288,8 @@ impl AuditArgs {
             }
             [] => "Nothing was found.".to_owned(),
             _ => format!(
-                "Of {} events: {}{allowed}.",
-                grouped(report.events),
+                "Of {}: {}{allowed}.",
+                counted(report.events, "event"),
                 parts.join(", ")
             ),
         }
@@ -369,7 +370,9 @@ fn list(text: &mut String, report: &AuditReport) {
             .collect::<Vec<_>>();
         text.push_str(&format!("  {}  {}\n", plain(origin), words.join("  ")));
         text.push_str(&format!(
-            "    {why} ({messages} messages, {effects} effects)\n"
+            "    {why} ({}, {})\n",
+            counted(*messages, "message"),
+            counted(*effects, "effect")
         ));
     }
 }

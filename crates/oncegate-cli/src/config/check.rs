@@ -74,6 +74,27 @@ impl Loaded {
         self.layers.inherited(&own)
     }
 
+    /// Returns the alternatives of a table that are set (all that it has, if none are listed), each
+    /// with where it was set, for an error that they do not fit together; nothing if there is only
+    /// one.
+    pub(super) fn given_of(&self, at: &[String], alternatives: &[&str]) -> String {
+        let table = self.layers.value(at).and_then(toml::Value::as_table);
+        let given: Vec<String> = table
+            .into_iter()
+            .flat_map(toml::Table::keys)
+            .filter(|name| alternatives.is_empty() || alternatives.contains(&name.as_str()))
+            .map(|name| {
+                let origin = self.layers.origin_within(&below(at, &[name.as_str()]));
+                let origin = origin.map(|origin| self.named(origin));
+                format!("`{name}` ({})", origin.unwrap_or_default())
+            })
+            .collect();
+        match given.as_slice() {
+            [] | [_] => String::new(),
+            several => format!(", and these are set: {}", several.join(", ")),
+        }
+    }
+
     /// Looks for the programs and scripts of the workers on this machine.
     pub(crate) fn look_for_workers(&mut self) {
         for (name, consumer) in self.config.consumer.clone() {
@@ -231,6 +252,7 @@ impl Loaded {
                 "the fields that identify a message, as { json = [\"order_id\"] }",
             );
         }
+        self.check_notation(name);
         self.check_format(name, consumer, secrets);
         self.check_route(&below(&own, &["route"]), consumer);
         self.check_source(name, consumer, secrets);
@@ -283,7 +305,11 @@ impl Loaded {
         if kinds.iter().filter(|given| **given).count() != 1 {
             let at = self.place(name, &["handler"]);
             if !self.findings.is_spoilt(&at) {
-                self.error(&at, "it must be one of `http`, `exec` and `command`");
+                let given = self.given_of(&at, &["http", "exec", "command"]);
+                self.error(
+                    &at,
+                    format!("it must be one of `http`, `exec` and `command`{given}"),
+                );
             }
             return;
         }

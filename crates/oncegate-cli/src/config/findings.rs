@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::layers::{Layers, Origin, Path};
+use super::layers::{Ambiguous, Layers, Origin, Path};
 
 /// The most characters of an offending line that are shown.
 const LINE_MOST: usize = 160;
@@ -79,8 +79,23 @@ impl Findings {
         }
     }
 
-    /// Adds the finding that the text is not TOML.
-    pub(super) fn add_broken(&mut self, text: &str, message: String, at: Range<usize>) {
+    /// Adds the finding that the text is not TOML. `is_plain` says whether a setting has values
+    /// that may be shown.
+    pub(super) fn add_broken(
+        &mut self,
+        text: &str,
+        message: String,
+        at: Range<usize>,
+        is_plain: impl Fn(&str) -> bool,
+    ) {
+        let word = bare_word(text, at.start);
+        let message = match &word {
+            Some(word) => format!(
+                "`{}` has a word without quotes: text needs quotes, and a number is written in digits",
+                word.setting
+            ),
+            None => message,
+        };
         self.push(
             text,
             Severity::Error,
@@ -89,6 +104,29 @@ impl Findings {
             Some("file".to_owned()),
             Some(at),
         );
+        // A password may stand there without its quotes, too.
+        let plain = word.filter(|word| is_plain(word.setting));
+        if let (Some(finding), Some(word)) = (self.all.last_mut(), plain) {
+            finding.shown = Some(word.within_line);
+        }
+    }
+
+    /// Adds the finding that a variable fits several tables.
+    pub(super) fn add_ambiguous(&mut self, ambiguous: &Ambiguous) {
+        let Ambiguous {
+            variable,
+            section,
+            names,
+        } = ambiguous;
+        let path = [section.clone()];
+        let named: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+        let message = format!(
+            "the variable may mean {}, because names have neither dashes nor dots nor cases there: set it in the file, or \
+             rename all but one",
+            named.join(" and ")
+        );
+        let origin = Some(variable.clone());
+        self.push("", Severity::Error, &path, message, origin, None);
     }
 
     fn push(
@@ -238,6 +276,31 @@ fn redacted_line(line: &str, shown: Option<Range<usize>>) -> String {
     masked
 }
 
+/// A value without quotes that is no number, date or truth value.
+struct BareWord<'a> {
+    setting: &'a str,
+    /// The bytes of the word, counted from the beginning of its line.
+    within_line: Range<usize>,
+}
+
+/// Returns the value of the line at this byte, if it is a bare word.
+fn bare_word(text: &str, at: usize) -> Option<BareWord<'_>> {
+    let begins = text.get(..at)?.rfind('\n').map_or(0, |end| end + 1);
+    let line = text.get(begins..)?.lines().next()?;
+    let (setting, value) = line.split_once('=')?;
+    let value = value.split('#').next().unwrap_or_default();
+    let word = value.trim();
+    let is_word = word.starts_with(char::is_alphabetic)
+        && word
+            .chars()
+            .all(|c| c.is_alphanumeric() || "_-".contains(c));
+    let begins = line.len() - line.split_once('=')?.1.trim_start().len();
+    (is_word && !["true", "false", "inf", "nan"].contains(&word)).then_some(BareWord {
+        setting: setting.trim(),
+        within_line: begins..begins + word.len(),
+    })
+}
+
 /// Words of settings that hold secrets.
 const SECRETS: [&str; 8] = [
     "password",
@@ -340,6 +403,28 @@ mod tests {
         ] {
             assert_eq!(redacted_line(line, shown), expected, "{line}");
         }
+    }
+
+    #[test]
+    fn a_bare_word_is_shown_where_no_secret_can_stand() {
+        for (line, is_shown) in [
+            ("max_attempts = ten", true),
+            ("max_attempts = ten # often", true),
+            ("password = hunter2", false),
+            ("pasword = hunter2", false),
+            ("url = hunter2", false),
+        ] {
+            let text = format!("version = 1\n{line}\n");
+            let mut findings = Findings::default();
+            findings.add_broken(&text, "invalid boolean".to_owned(), 14..17, |name| {
+                name == "max_attempts"
+            });
+            let shown = findings.render("oncegate.toml", &text);
+            assert!(shown.contains("without quotes"), "{shown}");
+            let value = line.split_whitespace().nth(2).unwrap_or_default();
+            assert_eq!(shown.contains(value), is_shown, "{shown}");
+        }
+        assert!(bare_word("lease = 10", 0).is_none() && bare_word("a = true", 0).is_none());
     }
 
     #[test]

@@ -26,6 +26,8 @@ const PREFIX: &str = "ONCEGATE_";
 const SEPARATOR: &str = "__";
 /// The table of the consumers.
 const CONSUMERS: &str = "consumer";
+/// The tables of tables that have names of the user's.
+const NAMED: [&str; 2] = [CONSUMERS, "outbox"];
 /// The table of what they inherit.
 const DEFAULTS: &str = "defaults";
 
@@ -36,6 +38,16 @@ pub(crate) struct Layers {
     origins: BTreeMap<Path, Origin>,
     /// Values that were given as text and may stand for another type: `64` for a number.
     texts: Vec<Path>,
+    /// Variables that may mean several tables of the file, and are the setting of none.
+    pub(super) ambiguous: Vec<Ambiguous>,
+}
+
+/// A variable whose name fits several tables of the file.
+#[derive(Debug)]
+pub(super) struct Ambiguous {
+    pub(super) variable: String,
+    pub(super) section: String,
+    pub(super) names: Vec<String>,
 }
 
 /// Adds the names of all secrets of the form `{ env = "NAME" }`.
@@ -135,18 +147,29 @@ impl Layers {
         variables: impl IntoIterator<Item = (String, String)>,
     ) {
         for (name, value) in variables {
+            // An empty variable is one that is not set, as shells and containers have them.
             let Some(rest) = name
                 .strip_prefix(PREFIX)
-                .filter(|rest| rest.contains(SEPARATOR))
+                .filter(|rest| rest.contains(SEPARATOR) && !value.is_empty())
             else {
                 continue;
             };
             let mut path: Path = rest.split(SEPARATOR).map(str::to_lowercase).collect();
-            if let [section, consumer, ..] = path.as_mut_slice()
-                && section == "consumer"
-                && let Some(known) = self.consumer_like(consumer)
+            if let [section, table, ..] = path.as_mut_slice()
+                && NAMED.contains(&section.as_str())
             {
-                *consumer = known;
+                match self.tables_like(section, table).as_slice() {
+                    [] => {}
+                    [known] => table.clone_from(known),
+                    several => {
+                        self.ambiguous.push(Ambiguous {
+                            variable: name.clone(),
+                            section: section.clone(),
+                            names: several.to_vec(),
+                        });
+                        continue;
+                    }
+                }
             }
             if let Some(properties) = path.iter().position(|part| part == "properties") {
                 // Names in the environment have no dots, and those of properties no underscores.
@@ -168,14 +191,12 @@ impl Layers {
             .unwrap_or_default()
     }
 
-    /// The consumer of the file that a variable means: names there have neither dashes nor dots nor
-    /// cases.
-    fn consumer_like(&self, name: &str) -> Option<String> {
-        let consumers = self.table.get("consumer")?.as_table()?;
-        consumers
-            .keys()
-            .find(|known| known.to_lowercase().replace(['-', '.'], "_") == name)
-            .cloned()
+    /// The consumers or outboxes of the file that a variable may mean: names there have neither
+    /// dashes nor dots nor cases.
+    fn tables_like(&self, section: &str, name: &str) -> Vec<String> {
+        let mut names = self.names(section);
+        names.retain(|known| known.to_lowercase().replace(['-', '.'], "_") == name);
+        names
     }
 
     /// Sets a value that came as text.
@@ -250,6 +271,15 @@ impl Layers {
         (1..=path.len())
             .rev()
             .find_map(|length| self.origins.get(path.get(..length)?))
+    }
+
+    /// The origin of what was set at `path` or, first of all, below it.
+    pub(super) fn origin_within(&self, path: &[String]) -> Option<&Origin> {
+        let within = self
+            .origins
+            .iter()
+            .find(|(known, _)| known.starts_with(path));
+        within.map(|(_, origin)| origin).or(self.origin(path))
     }
 
     /// The origin of exactly this value, if it was set.

@@ -2,7 +2,8 @@
 //!
 //! `layers` merges them and records where each value came from, `paths` makes the paths of the file
 //! absolute, `shape` defines the settings that the library does not, `values` parses values, `read`
-//! makes structures of the table, `check` checks that they fit together, `findings` shows errors,
+//! makes structures of the table, `check` checks that they fit together, `notation` finds paths of
+//! other notations, `findings` shows errors,
 //! and `table` makes the documentation's table, the JSON schema and the answer of `oncegate check
 //! --explain`.
 
@@ -10,6 +11,7 @@ mod check;
 mod findings;
 pub(crate) mod format;
 mod layers;
+mod notation;
 mod outboxes;
 mod paths;
 mod read;
@@ -143,7 +145,7 @@ impl Loaded {
     ) -> Self {
         let mut findings = Findings::default();
         let mut layers = Layers::of_file(&text).unwrap_or_else(|broken| {
-            findings.add_broken(&text, broken.what, broken.at);
+            findings.add_broken(&text, broken.what, broken.at, table::is_plain);
             Layers::default()
         });
         if findings.has_errors() {
@@ -162,6 +164,9 @@ impl Loaded {
         layers.add_environment(variables);
         for Setting { flag, path, value } in flags(&layers) {
             layers.set(path, value, Origin::Flag(flag));
+        }
+        for ambiguous in std::mem::take(&mut layers.ambiguous) {
+            findings.add_ambiguous(&ambiguous);
         }
         let config = read(&mut layers, &text, &mut findings);
         let mut loaded = Self {
@@ -211,10 +216,16 @@ impl Loaded {
 
     /// Returns where a setting came from, as text; `None` when it has its default.
     fn origin(&self, path: &[String]) -> Option<String> {
-        Some(match self.layers.exact_origin(path)? {
+        self.layers
+            .exact_origin(path)
+            .map(|origin| self.named(origin))
+    }
+
+    fn named(&self, origin: &Origin) -> String {
+        match origin {
             Origin::File { name, .. } => format!("{}:{}", self.file, self.line(name.start)),
             Origin::Environment(name) | Origin::Flag(name) => name.clone(),
-        })
+        }
     }
 }
 

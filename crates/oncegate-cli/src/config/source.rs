@@ -26,7 +26,8 @@ impl Loaded {
             Err(why) => {
                 let at = self.place(name, &["source"]);
                 if !self.findings.is_spoilt(&at) {
-                    self.error(&at, why);
+                    let given = self.given_of(&at, &[]);
+                    self.error(&at, format!("{why}{given}"));
                 }
             }
         }
@@ -106,7 +107,12 @@ impl Loaded {
         };
         let at = self.place(name, within);
         if !self.findings.is_spoilt(&at) {
-            self.error(&at, message);
+            let given = if setting.is_empty() {
+                self.given_of(&at, &[])
+            } else {
+                String::new()
+            };
+            self.error(&at, format!("{message}{given}"));
         }
     }
 

@@ -180,6 +180,17 @@ pub(crate) fn markdown() -> String {
     out
 }
 
+/// Returns whether a setting of this name has values that are no secret and no address: numbers,
+/// times, sizes and truth values.
+pub(super) fn is_plain(name: &str) -> bool {
+    const KINDS: [&str; 4] = ["number", "time", "size", "true, false"];
+    let named: Vec<SettingRow> = rows()
+        .into_iter()
+        .filter(|row| row.path.last().is_some_and(|last| last == name))
+        .collect();
+    !named.is_empty() && named.iter().all(|row| KINDS.contains(&row.kind.as_str()))
+}
+
 /// Returns what the documentation says of a setting of a consumer, with its default, for the help
 /// of a flag.
 pub(crate) fn meaning(setting: &str) -> String {

@@ -108,7 +108,9 @@ impl Secret {
         match self {
             Self::Literal(text) => Ok(text.clone()),
             Self::Env(name) => std::env::var(name)
-                .map_err(|_| format!("the environment variable {name} is not set")),
+                .ok()
+                .filter(|value| !value.is_empty())
+                .ok_or_else(|| format!("the environment variable {name} is not set, or empty")),
             Self::File(path) => {
                 let size = std::fs::metadata(path).map(|file| file.len());
                 let text = match size {

@@ -10,6 +10,7 @@ use oncegate::{GateError, GateSettings};
 use super::{NamedQueue, Questions, Report};
 use crate::config::shape;
 use crate::exit::{Exit, Problem};
+use crate::run::build;
 use crate::sources::{LetterQueue, Source, sqs};
 use crate::store::{self, Opened};
 
@@ -47,6 +48,7 @@ pub(super) async fn examine_consumers<'a>(
         report.about(name);
         if let (Some(opened), Ok(scope)) = (opened, Scope::new(name)) {
             same_key(&scope, &consumer, &opened.store, &mut report).await;
+            same_broker(name, &consumer, &opened.store, &mut report).await;
             report.rights(opened, &scope).await;
         }
         match questions(name, &consumer) {
@@ -114,6 +116,27 @@ async fn same_key(
     }
 }
 
+/// A source does not open at another broker than that of the scope's records. What is wrong with
+/// its server, or with its settings, is asked about afterwards.
+async fn same_broker(
+    name: &str,
+    consumer: &shape::Consumer,
+    store: &Arc<dyn Store>,
+    report: &mut Report,
+) {
+    let source = consumer.source.clone().unwrap_or_default();
+    let Ok(source) = source.open(name, Duration::ZERO) else {
+        return;
+    };
+    let Ok(Some(gate)) = build::gate(name, consumer, Arc::clone(store)) else {
+        return;
+    };
+    let checked = gate.checked_source(source.into_source());
+    if let Ok(Some(why)) = checked.refused().await {
+        report.finding("source", why, "");
+    }
+}
+
 /// A consumer reads the schemas of its format from the registry.
 async fn registry(name: &str, consumer: &shape::Consumer, report: &mut Report) {
     let Some(format) = &consumer.format else {
@@ -143,6 +166,10 @@ pub(super) fn questions(name: &str, consumer: &shape::Consumer) -> Result<Questi
         lease: consumer.gate.lease,
         max_attempts: consumer.runtime.max_attempts,
         max_run: consumer.gate.max_run,
+        by_message_key: consumer
+            .key
+            .as_ref()
+            .is_some_and(|key| key.0.is_message_key()),
         kafka,
         queue: queue(name, &source)?,
         letters: letters(name, &source, consumer)?,

@@ -10,8 +10,8 @@ use oncegate::source::{SourceError, Terms};
 use serde::Serialize;
 
 use crate::exit::{Exit, Problem};
-use crate::output::{Table, plain, span};
-use crate::sources::kafka::{LETTER_BYTES, Topics};
+use crate::output::{Table, counted, plain, span};
+use crate::sources::kafka::{ENTITY_KEYS, LETTER_BYTES, Topics, VERSIONED_KEYS};
 use crate::sources::{ConfiguredSource, LetterQueue};
 use crate::store::Opened;
 
@@ -53,6 +53,8 @@ pub(crate) struct Questions {
     pub(crate) max_attempts: u32,
     pub(crate) kafka: Option<Topics>,
     pub(crate) max_run: Duration,
+    /// `true` if the broker's key of a message is its key.
+    pub(crate) by_message_key: bool,
     /// A queue that is consumed, with its name.
     pub(crate) queue: Option<NamedQueue>,
     /// A dead-letter queue.
@@ -261,10 +263,10 @@ impl Questions {
                 continue;
             }
             report.saw(format!(
-                "topic {}: {} partitions, {} replicas, kept {}",
+                "topic {}: {}, {}, kept {}",
                 fact.name,
-                fact.partitions,
-                fact.replicas,
+                counted(fact.partitions as u64, "partition"),
+                counted(fact.replicas as u64, "replica"),
                 fact.retention
                     .map_or("for ever".to_owned(), |retention| format!(
                         "for {}",
@@ -296,6 +298,9 @@ impl Questions {
 
     /// Messages must not outlive their records.
     fn replayable(&self, fact: &TopicFacts, report: &mut Report) {
+        if fact.compacted && self.by_message_key {
+            report.finding(&fact.name, ENTITY_KEYS, VERSIONED_KEYS);
+        }
         let records = span(self.retention);
         match fact.retention {
             _ if fact.settings_unknown.is_some() => {}

@@ -18,6 +18,14 @@ const SHORTEST_LOOK: Duration = Duration::from_secs(2);
 /// clients, and for the tables that are doubled while they grow.
 const FULL_PERCENT: u64 = 80;
 
+/// The fewest records that were added between two looks, for a forecast: this command's own test of
+/// its rights is one.
+const FEWEST_ADDED: u64 = 100;
+
+/// The fewest keys of a server over which its memory is divided: with few, most of it is tables and
+/// scripts.
+const FEWEST_KEYS: u64 = 500;
+
 /// A first look at the servers.
 pub(super) struct FirstLook {
     reports: Vec<ServerReport>,
@@ -154,7 +162,7 @@ impl Report {
         let name = &after.address;
         let (Some(memory), Some(growth)) = (after.memory, growth(before, after, looked)) else {
             return self.saw(format!(
-                "{name}: no record was added within {}, so no forecast",
+                "{name}: too few records were added within {}, so no forecast: `oncegate estimate` computes one from a rate",
                 span(looked)
             ));
         };
@@ -192,14 +200,14 @@ impl Growth {
     }
 }
 
-/// The growth between two looks; `None` if no record was added, or the servers do not tell what
-/// records take.
+/// The growth between two looks; `None` if too few records were added, or the servers do not tell
+/// what records take.
 #[expect(clippy::cast_precision_loss, reason = "a forecast")]
 fn growth(before: &ServerReport, after: &ServerReport, looked: Duration) -> Option<Growth> {
     let data_bytes = after.data_bytes?;
     // What has expired meanwhile was replaced by as many others.
     let added = (after.keys + after.expired_keys).checked_sub(before.keys + before.expired_keys)?;
-    if added == 0 || after.keys == 0 {
+    if added < FEWEST_ADDED || after.keys < FEWEST_KEYS {
         return None;
     }
     Some(Growth {

@@ -15,7 +15,7 @@ use crate::args::{AnswerArgs, KEY_FORMS, KEY_HELP, within};
 use crate::config::format::Format;
 use crate::examined::formatted;
 use crate::exit::{Exit, Problem, not_opened};
-use crate::output::{self, Table, grouped, span};
+use crate::output::{self, Table, counted, grouped, span};
 use crate::parse::{duration, pair};
 
 mod redis;
@@ -195,7 +195,8 @@ async fn sample(args: &EstimateArgs) -> Result<Option<Sample>, Problem> {
         Duration::from_millis(u64::try_from(last.saturating_sub(first)).unwrap_or(0)).as_secs_f64();
     if messages < 2 || seconds <= 0.0 {
         let text = format!(
-            "{topic} has {messages} messages within {seconds} s: too little for a rate. Set --rate"
+            "{topic} has {} within {seconds} s: too little for a rate. Set --rate",
+            counted(messages, "message")
         );
         return Err(Problem::new(Exit::BadData, text));
     }
@@ -245,7 +246,7 @@ impl EstimateArgs {
         let took = span(Duration::from_secs_f64(sample.seconds));
         table.text(
             "sample",
-            format!("{} messages within {took}", grouped(sample.messages)),
+            format!("{} within {took}", counted(sample.messages, "message")),
         );
         if sample.short {
             let kept = span(self.retention);

@@ -97,6 +97,15 @@ struct RelayDocument {
 }
 
 impl RelayArgs {
+    /// Returns whether a flag sets something of the outbox that `--outbox` names.
+    fn has_settings(&self) -> bool {
+        let settings = self.settings(&Layers::default());
+        settings.iter().any(|setting| {
+            let mut path = setting.path.iter().map(String::as_str);
+            path.next() == Some("outbox") && path.next() == Some(UNNAMED)
+        })
+    }
+
     /// The given settings, each with its flag and its path.
     fn settings(&self, layers: &Layers) -> Vec<Setting> {
         let known = layers.names("outbox");
@@ -161,13 +170,23 @@ pub(super) async fn run(args: &RelayArgs) -> Result<Exit, Problem> {
     } else {
         Secrets::MayBeLiteral
     };
-    let file = args
-        .config
-        .file(!args.settings(&Layers::default()).is_empty());
+    // Flags change what the file says.
+    let file = args.config.file(false);
     if let Some(words) = args.config.unnamed().filter(|_| file.is_some()) {
         info!("{words}");
     }
-    let loaded = config::load(file, |layers| args.settings(layers), secrets)?;
+    let mut known = Vec::new();
+    let loaded = config::load(
+        file,
+        |layers| {
+            known = layers.names("outbox");
+            args.settings(layers)
+        },
+        secrets,
+    )?;
+    let outbox = args.outbox.as_deref();
+    args.config
+        .fits("--outbox", outbox, &known, args.has_settings())?;
     if !loaded.findings.all.is_empty() {
         eprintln!("{}", loaded.render());
     }
@@ -181,7 +200,8 @@ pub(super) async fn run(args: &RelayArgs) -> Result<Exit, Problem> {
     let stop = CancellationToken::new();
     let telemetry =
         Telemetry::prometheus().map_err(|error| Problem::new(Exit::Bug, error.to_string()))?;
-    let ended = until_ended(relay_all(&loaded, &telemetry, &stop), &stop).await;
+    let relaying = relay_all(&loaded, &telemetry, &stop);
+    let ended = until_ended(relaying, &stop, || "what is in flight".to_owned()).await;
     if args.json {
         output::answer_json(&document(telemetry.counters()))?;
     }

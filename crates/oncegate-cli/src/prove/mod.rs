@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use oncegate::core::reason::counted;
 use oncegate_testing::{Fault, Finding, Progress, Service, Trial, TrialError, Verdict, report};
 
 use crate::exit::{Exit, Problem};
@@ -168,7 +169,10 @@ fn trial(args: &ProveArgs, tried: &TriedConsumer, workers: Workers) -> Trial {
                 began.elapsed().as_secs()
             });
             bar.set_message(format!(
-                "{rounds} rounds, {faults} faults, {defects} defects"
+                "{}, {}, {}",
+                counted(*rounds, "round"),
+                counted(*faults, "fault"),
+                counted(*defects as u64, "defect")
             ));
         });
     if !args.faults.is_empty() {
@@ -300,12 +304,13 @@ fn explain(verdict: &Verdict, repeat: &impl Fn(&Finding) -> String) {
     }
     let faults: u64 = verdict.faults.values().sum();
     eprintln!(
-        "{} rounds in {}: {} messages, {} runs, {} effects, {faults} faults (seed {})",
-        verdict.rounds,
+        "{} in {}: {}, {}, {}, {} (seed {})",
+        counted(verdict.rounds, "round"),
         span(verdict.took),
-        verdict.messages,
-        verdict.runs,
-        verdict.effects,
+        counted(verdict.messages, "message"),
+        counted(verdict.runs, "run"),
+        counted(verdict.effects, "effect"),
+        counted(faults, "fault"),
         verdict.seed
     );
     let untried: Vec<&str> = verdict.untried().into_iter().map(Fault::as_str).collect();
@@ -319,8 +324,8 @@ fn explain(verdict: &Verdict, repeat: &impl Fn(&Finding) -> String) {
     }
     if verdict.unassigned > 0 {
         eprintln!(
-            "{} calls of the downstream service have no value of a sample and were not judged; add a business field to their bodies",
-            verdict.unassigned
+            "not judged, because their bodies have no value of a sample: {} of the downstream service; add a business field to them",
+            counted(verdict.unassigned, "call")
         );
     }
 }

@@ -8,7 +8,7 @@ use crate::args::AnswerArgs;
 use crate::change::ChangeArgs;
 use crate::examined::ExaminedArgs;
 use crate::exit::{Exit, Problem};
-use crate::output::grouped;
+use crate::output::counted;
 use crate::parse;
 use crate::sources::QueueBrokerFlags;
 
@@ -174,8 +174,8 @@ impl RepairArgs {
             0 => String::new(),
             _ if self.overdue => String::new(),
             overdue => format!(
-                "; {} messages are overdue, because an attempt ended without an outcome: add --overdue to run them",
-                grouped(overdue)
+                "; overdue, because an attempt ended without an outcome: {}; add --overdue to run them",
+                counted(overdue, "message")
             ),
         }
     }

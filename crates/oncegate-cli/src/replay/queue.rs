@@ -16,7 +16,7 @@ use super::report::{changes, counts, examples};
 use crate::args::within;
 use crate::examined::ExaminedGate;
 use crate::exit::{Exit, Problem, not_opened};
-use crate::output::{self, Table, grouped};
+use crate::output::{self, Table, counted, grouped};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.replay.queue/1";
@@ -151,8 +151,8 @@ fn text(queue: &str, gate: &ExaminedGate, report: &ReplayReport) -> String {
         text.push_str("All of these messages are done: consuming them would change nothing.");
     } else {
         text.push_str(&format!(
-            "Of {} messages, {parts}.",
-            grouped(report.messages)
+            "Of {}, {parts}.",
+            counted(report.messages, "message")
         ));
     }
     text

@@ -24,7 +24,7 @@ use crate::change::Written;
 use crate::configured;
 use crate::examined::Examined;
 use crate::exit::{Exit, Problem, not_opened};
-use crate::output::{self, Table, grouped};
+use crate::output::{self, Table, counted};
 use crate::run::{self, Feed};
 
 /// The format of the `--json` document.
@@ -127,7 +127,7 @@ pub(super) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
         );
     }
     let running = run::feed(&loaded, name, &settings, feed, &stop);
-    let ended = run::until_ended(running, &stop).await;
+    let ended = run::until_ended(running, &stop, || "running work".to_owned()).await;
     journal.note_now(JournalEntry::now("replay_ends").origin(examined.topics.join(", ")))?;
     ended?;
     if unwritten.is_cancelled() {
@@ -178,8 +178,8 @@ async fn plan(args: &ReplayArgs) -> Result<Option<Planned>, Problem> {
         .limit
         .map_or(missing, |limit| limit.min(missing));
     let what = format!(
-        "run {} messages through the handler of {scope}",
-        grouped(most)
+        "run {} through the handler of {scope}",
+        counted(most, "message")
     );
     eprintln!("oncegate: this will {what}");
     let journal = args.repair.change().begin("go on?", &what).await?;

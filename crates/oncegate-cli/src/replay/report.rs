@@ -4,7 +4,7 @@ use oncegate::admin::dry_run::{Example, ReplayReport};
 
 use super::args::ReplayArgs;
 use crate::examined::Examined;
-use crate::output::{self, Table, grouped};
+use crate::output::{self, Table, counted, grouped};
 use crate::promise::Promised;
 
 impl ReplayArgs {
@@ -42,8 +42,8 @@ impl ReplayArgs {
             "A replay would change nothing.".to_owned()
         } else {
             format!(
-                "Of {} messages, {parts}{forgiven}.",
-                grouped(report.messages)
+                "Of {}, {parts}{forgiven}.",
+                counted(report.messages, "message")
             )
         }
     }
@@ -81,7 +81,7 @@ pub(super) fn examples(text: &mut String, report: &ReplayReport) {
     }
 }
 
-fn counted(exact: bool) -> &'static str {
+fn precision(exact: bool) -> &'static str {
     if exact {
         "counted one by one"
     } else {
@@ -94,7 +94,7 @@ pub(super) fn counts(table: &mut Table, report: &ReplayReport) {
     table.noted(
         "distinct keys",
         report.distinct_keys,
-        counted(report.distinct_keys_exact),
+        precision(report.distinct_keys_exact),
     );
     table.number("completed", report.completed);
     table.number("would run again", report.would_run_again);
@@ -102,7 +102,7 @@ pub(super) fn counts(table: &mut Table, report: &ReplayReport) {
         table.noted(
             "  keys",
             report.would_run_again_keys,
-            counted(report.would_run_again_keys_exact),
+            precision(report.would_run_again_keys_exact),
         );
         table.noted(
             "  without a record",

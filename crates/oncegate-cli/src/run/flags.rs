@@ -3,6 +3,7 @@
 use crate::args::{KEY_FORMS, KEY_HELP};
 use crate::config::table::meaning;
 use crate::config::{Path, Setting};
+use crate::sources::SourceKind;
 
 /// The settings that one consumer needs, and those that are set most often. --set sets all others.
 // A flag without a comment of its own has the documentation of its setting.
@@ -18,9 +19,10 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "URL")]
     store: Option<String>,
 
-    /// stdin: read messages from standard input, one a line, to its end
-    #[arg(long, value_name = "SOURCE", value_parser = ["stdin"])]
-    source: Option<String>,
+    /// The kind of the source; --set has the settings that no flag has [default: kafka, or sqs with
+    /// --queue]
+    #[arg(long, value_name = "SOURCE")]
+    source: Option<SourceKind>,
 
     /// Addresses of Kafka, `host:port`, several with commas
     #[arg(long, value_name = "HOST:PORT")]
@@ -34,7 +36,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
 
-    /// The name or URL of an SQS queue, instead of topics
+    /// The queue, instead of topics, by its name; one of SQS also by its URL
     #[arg(long, value_name = "QUEUE")]
     queue: Option<String>,
 
@@ -120,6 +122,20 @@ const TABLES: [&str; 6] = [
 const UNNAMED: &str = "default";
 
 impl Flags {
+    /// The consumer that the flags are about, if they name it.
+    pub(crate) fn scope(&self) -> Option<&str> {
+        self.scope.as_deref()
+    }
+
+    /// Returns whether a flag sets something of the consumer that `--scope` names.
+    pub(crate) fn are_about_a_consumer(&self) -> bool {
+        let settings = self.settings(&[]);
+        settings.iter().any(|setting| {
+            let mut path = setting.path.iter().map(String::as_str);
+            path.next() == Some("consumer") && path.next() == Some(UNNAMED)
+        })
+    }
+
     /// The given settings, each with its flag and its path. `known` are the consumers of the file.
     pub(crate) fn settings(&self, known: &[String]) -> Vec<Setting> {
         let consumer = match (&self.scope, known) {
@@ -162,13 +178,16 @@ impl Flags {
 
     /// The settings of the source, and of what identifies its messages.
     fn of_messages(&self, consumer: &str) -> Vec<Setting> {
-        let stdin = self.source.as_ref().map(|_| "{}".to_owned());
+        // First, so that the other flags are about what is in the table.
+        let table = self.source.map(|_| "{}".to_owned());
+        let named = self.source.map_or("", SourceKind::table);
+        let queues = self.source.unwrap_or(SourceKind::Sqs).table();
         let given: [(&str, &[&str], &Option<String>); 8] = [
-            ("--source", &["source", "stdin"], &stdin),
+            ("--source", &["source", named], &table),
             ("--brokers", &["source", "kafka", "brokers"], &self.brokers),
             ("--topic", &["source", "kafka", "topics"], &self.topics),
             ("--group", &["source", "kafka", "group"], &self.group),
-            ("--queue", &["source", "sqs", "queue"], &self.queue),
+            ("--queue", &["source", queues, "queue"], &self.queue),
             (
                 "--endpoint-url",
                 &["source", "sqs", "endpoint_url"],
@@ -197,11 +216,12 @@ impl Flags {
 
     /// The settings of dead letters, records, retries and the order of runs.
     fn of_runs(&self, consumer: &str) -> Vec<Setting> {
-        let letters = match (&self.source, &self.queue) {
-            (Some(_), _) => "file",
-            (None, Some(_)) => "sqs",
-            (None, None) => "kafka",
+        let usual = if self.queue.is_some() {
+            SourceKind::Sqs
+        } else {
+            SourceKind::Kafka
         };
+        let letters = self.source.unwrap_or(usual).letters();
         let given: [(&str, &[&str], &Option<String>); 6] = [
             (
                 "--dead-letters",
@@ -275,6 +295,8 @@ pub(crate) fn parts(path: &str) -> Path {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum as _;
+
     use super::*;
 
     #[test]
@@ -332,6 +354,30 @@ mod tests {
             ["consumer", "billing", "lease"]
         );
         assert_eq!(path(&[]), ["consumer", "default", "lease"]);
+    }
+
+    #[test]
+    fn each_source_has_the_flags_of_its_own_table() {
+        for kind in SourceKind::value_variants() {
+            let flags = Flags {
+                source: Some(*kind),
+                queue: Some("orders".to_owned()),
+                dead_letters: Some("dead".to_owned()),
+                ..Flags::default()
+            };
+            let settings = flags.settings(&[]).into_iter();
+            let paths: Vec<String> = settings
+                .map(|setting| setting.path[2..].join("."))
+                .collect();
+            let table = kind.table();
+            for path in [
+                format!("source.{table}"),
+                format!("source.{table}.queue"),
+                format!("dead_letters.{}", kind.letters()),
+            ] {
+                assert!(paths.contains(&path), "{path} is not in {paths:?}");
+            }
+        }
     }
 
     #[test]

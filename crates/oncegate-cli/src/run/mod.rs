@@ -21,22 +21,28 @@ use std::time::Duration;
 use oncegate::observe::Observer;
 use oncegate::source::Source;
 use oncegate::telemetry::Telemetry;
-use oncegate::{Batched, Consumer, ConsumerError};
+use oncegate::{Batched, Consumer, ConsumerError, Monitor};
 use oncegate_worker::{BeforeRun, Foreman, Worker, WorkerHandler};
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::config::shape;
-use crate::config::values::Time;
+use crate::config::values::{KeySetting, Time};
 use crate::config::{self, Loaded, Secrets};
 use crate::configured::ConfigArgs;
 use crate::exit::{Exit, Problem, dead_letters_not_opened, not_opened};
+use crate::output::counted;
 use crate::sources::input::{BadInput, Input};
+use crate::sources::kafka::Topics;
 use crate::{signals, store};
 use start::Servers;
 use status::Served;
 use summary::Account;
+
+/// The time after which a stop says again what it waits for.
+const STILL_WAITING: Duration = Duration::from_secs(10);
 
 /// Run a consumer of topics or queues: a worker in any language handles each key once
 ///
@@ -85,15 +91,23 @@ pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
     } else {
         Secrets::MayBeLiteral
     };
-    let file = args.config.file(!args.flags.settings(&[]).is_empty());
+    // Flags change what the file says.
+    let file = args.config.file(false);
     if let Some(words) = args.config.unnamed().filter(|_| file.is_some()) {
         info!("{words}");
     }
+    let mut known = Vec::new();
     let loaded = config::load(
         file,
-        |layers| args.flags.settings(&layers.names("consumer")),
+        |layers| {
+            known = layers.names("consumer");
+            args.flags.settings(&known)
+        },
         secrets,
     )?;
+    let has_settings = args.flags.are_about_a_consumer();
+    let scope = args.flags.scope();
+    args.config.fits("--scope", scope, &known, has_settings)?;
     if !loaded.findings.all.is_empty() {
         eprintln!("{}", loaded.render());
     }
@@ -105,17 +119,21 @@ pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
         return Err(Problem::configuration(text));
     }
     let stop = CancellationToken::new();
-    let consuming = consume_all(&loaded, &stop, args.json);
-    Box::pin(until_ended(consuming, &stop))
-        .await
-        .map(|()| Exit::Yes)
+    let monitors = Monitors::default();
+    let consuming = consume_all(&loaded, &stop, args.json, &monitors);
+    Box::pin(until_ended(consuming, &stop, || {
+        counted(monitors.running(), "run")
+    }))
+    .await
+    .map(|()| Exit::Yes)
 }
 
 /// Lets running work end at the first signal; another one, a second or more later, does not wait
-/// for it.
+/// for it. `running` says what may end, for a person who waits.
 pub(crate) async fn until_ended(
     consuming: impl Future<Output = Result<(), Problem>> + Send,
     stop: &CancellationToken,
+    running: impl Fn() -> String + Send,
 ) -> Result<(), Problem> {
     let mut consuming = std::pin::pin!(consuming);
     tokio::select! {
@@ -123,18 +141,44 @@ pub(crate) async fn until_ended(
         ended = &mut consuming => return ended,
         () = signals::stop() => {}
     }
-    info!(
-        "stopping: running work may end; another signal, a second from now, does not wait for it"
-    );
+    let mut words = "stopping";
     stop.cancel();
-    tokio::select! {
-        biased;
-        ended = consuming => ended,
-        () = signals::at_once() => Err(Problem::new(Exit::Interrupted, "interrupted while stopping")),
+    loop {
+        info!(
+            "{words}: {} may end; another signal, a second from now, does not wait",
+            running()
+        );
+        tokio::select! {
+            biased;
+            ended = &mut consuming => return ended,
+            () = signals::at_once() => {
+                return Err(Problem::new(Exit::Interrupted, "interrupted while stopping"));
+            }
+            () = tokio::time::sleep(STILL_WAITING) => words = "still stopping",
+        }
     }
 }
 
-async fn consume_all(loaded: &Loaded, stop: &CancellationToken, json: bool) -> Result<(), Problem> {
+/// The consumers of this process.
+#[derive(Default)]
+struct Monitors(Mutex<Vec<Monitor>>);
+
+impl Monitors {
+    fn running(&self) -> u64 {
+        let monitors = self.0.lock();
+        let permits = monitors.iter().map(|monitor| monitor.status().permits);
+        permits
+            .map(|permits| u64::from(permits.total.saturating_sub(permits.free)))
+            .sum()
+    }
+}
+
+async fn consume_all(
+    loaded: &Loaded,
+    stop: &CancellationToken,
+    json: bool,
+    monitors: &Monitors,
+) -> Result<(), Problem> {
     let telemetry =
         Telemetry::prometheus().map_err(|error| Problem::new(Exit::Bug, error.to_string()))?;
     let mut assembled: Vec<Assembled> = Vec::new();
@@ -149,7 +193,9 @@ async fn consume_all(loaded: &Loaded, stop: &CancellationToken, json: bool) -> R
             ready = assemble(loaded, name, settings, None) => ready.map_err(|problem| problem.of(name))?,
         };
         ready.consumer = telemetry.watch(ready.consumer);
+        monitors.0.lock().push(ready.consumer.monitor());
         if let Some(input) = ready.input.take() {
+            Input::prompt();
             let account = Account::of(name, input, &telemetry);
             ready.consumer = account.watch(ready.consumer);
             accounts.push(account);
@@ -313,6 +359,25 @@ pub(crate) async fn feed(
     ended
 }
 
+/// Returns the topics of a consumer whose key is the broker's key of a message.
+///
+/// # Errors
+/// When a secret cannot be read.
+fn keyed_by_broker(name: &str, settings: &shape::Consumer) -> Result<Option<Topics>, String> {
+    let by_message_key = settings
+        .key
+        .as_ref()
+        .is_some_and(|KeySetting(key)| key.is_message_key());
+    let kafka = settings
+        .source
+        .as_ref()
+        .and_then(|source| source.kafka.as_ref())
+        .filter(|_| by_message_key);
+    kafka
+        .map(|kafka| kafka.cluster(name, settings.dead_letters.as_ref()))
+        .transpose()
+}
+
 /// Connects to the store, and builds the consumer's parts.
 async fn assemble(
     loaded: &Loaded,
@@ -335,6 +400,7 @@ async fn assemble(
         source: examined,
         dead_letters: dead_letters.clone(),
         store: Arc::clone(&store),
+        by_message_key: keyed_by_broker(name, settings).map_err(Problem::configuration)?,
     };
     let gate = build::gate(name, settings, store).map_err(Problem::configuration)?;
     let gate = gate.ok_or_else(|| Problem::configuration("there is no key"))?;
@@ -351,7 +417,11 @@ async fn assemble(
         before: feed.as_ref().map(|feed| feed.before.clone()),
         documents: build::documents(settings).map_err(Problem::configuration)?,
     };
-    let source = feed.map_or_else(|| source.into_source(), |feed| feed.source);
+    let source: Arc<dyn Source> = match feed {
+        // Its messages are those of the broker that the consumer has read.
+        Some(feed) => feed.source,
+        None => Arc::new(gate.checked_source(source.into_source())),
+    };
     let consumer = match settings.batch {
         None => Consumer::new(source, gate, handler),
         Some(limits) => Consumer::new(source, gate, Batched::new(limits, handler)),

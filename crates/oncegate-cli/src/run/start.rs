@@ -6,17 +6,21 @@ use std::time::{Duration, Instant};
 use oncegate::BoxError;
 use oncegate::core::store::Store;
 use oncegate::dead_letters::DeadLetters;
+use oncegate::kafka::describe_topics;
 use oncegate::source::{SourceError, Terms};
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::exit::{Problem, dead_letters_not_opened, not_opened};
 use crate::sources::ConfiguredSource;
+use crate::sources::kafka::{ENTITY_KEYS, Topics, VERSIONED_KEYS};
 
 /// The servers of a consumer.
 pub(super) struct Servers {
     pub(super) source: Box<dyn ConfiguredSource>,
     pub(super) dead_letters: Option<Arc<dyn DeadLetters>>,
     pub(super) store: Arc<dyn Store>,
+    /// The topics of a consumer whose key is the broker's key of a message.
+    pub(super) by_message_key: Option<Topics>,
 }
 
 impl Servers {
@@ -41,6 +45,9 @@ impl Servers {
             Err(error) => return Err(not_opened(&error)),
             Ok(_) => {}
         }
+        if let Some(topics) = &self.by_message_key {
+            warn_of_entities(name, topics).await;
+        }
         let Some(dead_letters) = &self.dead_letters else {
             return Ok(());
         };
@@ -52,6 +59,29 @@ impl Servers {
             Ok(()) => {}
         }
         Ok(())
+    }
+}
+
+/// Warns of compacted topics. A user who may not see their settings is not told: nothing else
+/// depends on that right.
+async fn warn_of_entities(name: &str, topics: &Topics) {
+    let Topics {
+        brokers,
+        properties,
+        consumed,
+        ..
+    } = topics;
+    match describe_topics(brokers, consumed, properties).await {
+        Ok(facts) => {
+            for topic in facts.into_iter().filter(|topic| topic.compacted) {
+                warn!(
+                    consumer = name,
+                    topic = topic.name,
+                    "{ENTITY_KEYS}: {VERSIONED_KEYS}"
+                );
+            }
+        }
+        Err(error) => debug!(consumer = name, %error, "the topics could not be described"),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Serves the status page, the probes and the metrics, on loopback by default.
 
+use std::io;
+
 use oncegate::telemetry::Telemetry;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -33,7 +35,7 @@ impl Served {
         if listen == OFF {
             return Ok(Self(None));
         }
-        let listener = TcpListener::bind(listen).await;
+        let listener = bind(listen).await;
         let bound = listener.and_then(|listener| Ok((listener.local_addr()?, listener)));
         let (address, listener) = bound.map_err(|error| {
             Problem::configuration(format!(
@@ -59,5 +61,17 @@ impl Served {
             serving.abort();
             drop(serving.await);
         }
+    }
+}
+
+/// Binds the address. All addresses of a machine without IPv6 are those of IPv4.
+async fn bind(listen: &str) -> io::Result<TcpListener> {
+    let bound = TcpListener::bind(listen).await;
+    match (bound, listen.strip_prefix("[::]:")) {
+        (Err(error), Some(port)) if error.kind() != io::ErrorKind::AddrInUse => {
+            let all_of_ipv4 = format!("0.0.0.0:{port}");
+            TcpListener::bind(all_of_ipv4).await.map_err(|_| error)
+        }
+        (bound, _) => bound,
     }
 }

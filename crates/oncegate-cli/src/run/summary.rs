@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use oncegate::Consumer;
+use oncegate::dead_letters::DeadLetterCause;
 use oncegate::observe::{Event, Observer};
 use oncegate::telemetry::Telemetry;
 use serde::Serialize;
 
 use crate::exit::{Exit, Problem};
-use crate::output;
+use crate::output::{self, counted};
 use crate::sources::input::{Input, Progress};
 
 /// The format of the `--json` document.
@@ -27,6 +28,10 @@ struct Tally {
     handled: AtomicU64,
     dead_letters: AtomicU64,
     retries: AtomicU64,
+    /// Messages whose key was found as given up.
+    found_given_up: AtomicU64,
+    /// Messages of these whose dead letter had to be written again.
+    letters_again: AtomicU64,
 }
 
 impl Observer for Tally {
@@ -35,10 +40,20 @@ impl Observer for Tally {
             Event::Completed { .. } => Some(&self.handled),
             Event::DeadLettered { .. } => Some(&self.dead_letters),
             Event::Retried { .. } => Some(&self.retries),
+            Event::Claimed {
+                verdict: "failed", ..
+            } => Some(&self.found_given_up),
             _ => None,
         };
         if let Some(count) = count {
             count.fetch_add(1, Relaxed);
+        }
+        if let Event::DeadLettered {
+            cause: DeadLetterCause::NotHandedOver,
+            ..
+        } = event
+        {
+            self.letters_again.fetch_add(1, Relaxed);
         }
         self.telemetry.observe(event);
     }
@@ -59,6 +74,8 @@ impl Account {
             handled: AtomicU64::new(0),
             dead_letters: AtomicU64::new(0),
             retries: AtomicU64::new(0),
+            found_given_up: AtomicU64::new(0),
+            letters_again: AtomicU64::new(0),
         };
         Self {
             consumer: consumer.to_owned(),
@@ -74,14 +91,31 @@ impl Account {
 
     pub(super) fn summary(&self) -> Summary {
         let progress = self.input.progress();
-        let [handled, dead_letters, retries] = [
+        let [handled, dead_letters, retries, found, again] = [
             &self.tally.handled,
             &self.tally.dead_letters,
             &self.tally.retries,
+            &self.tally.found_given_up,
+            &self.tally.letters_again,
         ]
         .map(|count| count.load(Relaxed));
-        Summary::of(&self.consumer, &progress, [handled, dead_letters, retries])
+        let counts = Counts {
+            handled,
+            dead_letters,
+            retries,
+            given_up_before: found.saturating_sub(again),
+        };
+        Summary::of(&self.consumer, &progress, counts)
     }
+}
+
+/// The counts of a run while it handled the lines.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    handled: u64,
+    dead_letters: u64,
+    retries: u64,
+    given_up_before: u64,
 }
 
 /// The outcomes of the lines.
@@ -96,6 +130,8 @@ pub(super) struct Summary {
     /// Messages whose key was finished before: the store answered them.
     duplicates: u64,
     dead_letters: u64,
+    /// Messages whose key was given up before, and that are in the dead letters.
+    given_up_before: u64,
     retries: u64,
     /// The first and the last line of each range.
     unfinished_lines: Vec<[u64; 2]>,
@@ -109,16 +145,26 @@ struct RunDocument<'a> {
 }
 
 impl Summary {
-    fn of(consumer: &str, progress: &Progress, [handled, dead_letters, retries]: [u64; 3]) -> Self {
+    fn of(consumer: &str, progress: &Progress, counts: Counts) -> Self {
+        let Counts {
+            handled,
+            dead_letters,
+            retries,
+            given_up_before,
+        } = counts;
         let finished = progress.messages - progress.unfinished_messages();
+        // A message that was asked for again may be counted twice.
+        let answered = finished.saturating_sub(handled + dead_letters);
+        let given_up_before = given_up_before.min(answered);
         Self {
             consumer: consumer.to_owned(),
             complete: progress.is_complete(),
             lines_read: progress.read,
             messages: progress.messages,
             handled,
-            duplicates: finished.saturating_sub(handled + dead_letters),
+            duplicates: answered - given_up_before,
             dead_letters,
+            given_up_before,
             retries,
             unfinished_lines: progress
                 .unfinished
@@ -141,14 +187,17 @@ impl Summary {
             output::grouped(*handled),
             counted(self.duplicates, "duplicate"),
         );
-        for (count, what) in [
-            (self.dead_letters, "dead letter"),
-            (self.unfinished(), "unfinished message"),
-        ] {
-            if count > 0 {
-                // Writing to a string cannot fail.
-                let _ = write!(text, ", {}", counted(count, what));
-            }
+        // Writing to a string cannot fail.
+        if self.dead_letters > 0 {
+            let _ = write!(text, ", {}", counted(self.dead_letters, "dead letter"));
+        }
+        if self.given_up_before > 0 {
+            let before = output::grouped(self.given_up_before);
+            let _ = write!(text, ", {before} given up before");
+        }
+        if self.unfinished() > 0 {
+            let unfinished = counted(self.unfinished(), "unfinished message");
+            let _ = write!(text, ", {unfinished}");
         }
         text
     }
@@ -208,15 +257,6 @@ fn named(ranges: &[RangeInclusive<u64>]) -> String {
     }
 }
 
-/// `1 message`, `2 messages`
-fn counted(count: u64, what: &str) -> String {
-    format!(
-        "{} {what}{}",
-        output::grouped(count),
-        if count == 1 { "" } else { "s" }
-    )
-}
-
 /// Prints what became of the lines.
 pub(super) fn answer(summaries: &[Summary], json: bool) -> Result<(), Problem> {
     if json {
@@ -255,7 +295,16 @@ mod tests {
 
     #[test]
     fn what_is_neither_handled_nor_given_up_is_a_duplicate() {
-        let summary = Summary::of("billing", &progress(1_005, &[], true), [1_000, 1, 3]);
+        let summary = Summary::of(
+            "billing",
+            &progress(1_005, &[], true),
+            Counts {
+                handled: 1_000,
+                dead_letters: 1,
+                retries: 3,
+                given_up_before: 0,
+            },
+        );
         assert_eq!(
             summary.text(),
             "billing: 1,005 messages, 1,000 handled, 4 duplicates, 1 dead letter"
@@ -265,8 +314,26 @@ mod tests {
     }
 
     #[test]
+    fn what_was_given_up_before_is_no_duplicate() {
+        let counts = Counts {
+            handled: 1,
+            given_up_before: 2,
+            ..Counts::default()
+        };
+        let summary = Summary::of("billing", &progress(4, &[], true), counts);
+        assert_eq!(
+            summary.text(),
+            "billing: 4 messages, 1 handled, 1 duplicate, 2 given up before"
+        );
+    }
+
+    #[test]
     fn unfinished_lines_are_named() {
-        let summary = Summary::of("billing", &progress(9, &[3..=3, 5..=9], false), [2, 0, 0]);
+        let counts = Counts {
+            handled: 2,
+            ..Counts::default()
+        };
+        let summary = Summary::of("billing", &progress(9, &[3..=3, 5..=9], false), counts);
         assert_eq!(
             summary.text(),
             "billing: 9 messages, 2 handled, 1 duplicate, 6 unfinished messages"
@@ -282,8 +349,12 @@ mod tests {
 
     #[test]
     fn an_input_of_which_nothing_was_read_is_not_finished() {
-        let problem =
-            verdict(&[Summary::of("billing", &progress(0, &[], false), [0; 3])]).unwrap_err();
+        let problem = verdict(&[Summary::of(
+            "billing",
+            &progress(0, &[], false),
+            Counts::default(),
+        )])
+        .unwrap_err();
         assert!(
             problem.to_string().contains("no line was read"),
             "{problem}"

@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::fmt;
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -45,6 +45,16 @@ impl Input {
     /// Standard input, whose messages have this route. Nothing is read before the first receive.
     pub(crate) fn standard(route: impl Into<Arc<str>>) -> Self {
         Self::of(route, tokio::io::stdin())
+    }
+
+    /// Says to a person at a terminal that messages are read from there. A command that reads
+    /// nothing would look like one that hangs.
+    pub(crate) fn prompt() {
+        if io::stdin().is_terminal() {
+            eprintln!(
+                "oncegate: reading messages from standard input, one a line, to its end (Ctrl-D)"
+            );
+        }
     }
 
     fn of(route: impl Into<Arc<str>>, reader: impl AsyncRead + Send + Unpin + 'static) -> Self {

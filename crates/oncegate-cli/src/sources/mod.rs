@@ -64,7 +64,7 @@ pub(crate) struct DeadLetters {
     pub(crate) file: Option<PathBuf>,
 }
 
-/// The kind of a source that `init` writes.
+/// The kind of a source, as flags name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SourceKind {
     /// The lines of standard input
@@ -120,6 +120,24 @@ pub(crate) struct Template {
 }
 
 impl SourceKind {
+    /// The table of its settings.
+    pub(crate) const fn table(self) -> &'static str {
+        match self {
+            Self::Stdin => stdin::TABLE,
+            Self::Kafka => kafka::TABLE,
+            Self::Sqs => sqs::TABLE,
+            Self::Amqp => amqp::TABLE,
+        }
+    }
+
+    /// The setting of the dead letters that its messages have with one flag.
+    pub(crate) const fn letters(self) -> &'static str {
+        match self {
+            Self::Stdin => FILE,
+            broker => broker.table(),
+        }
+    }
+
     /// Returns what `init` writes; `messages` is the file of messages to try it with.
     pub(crate) fn template(self, flags: &InitFlags, messages: &str) -> Template {
         match self {

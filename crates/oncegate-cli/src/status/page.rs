@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::exit::{Exit, Problem};
-use crate::output::{self, Table, grouped, plain, span};
+use crate::output::{self, Table, counted, grouped, plain, span};
 
 /// The path of the data.
 pub(super) const PATH: &str = "/status.json";
@@ -202,8 +202,8 @@ fn work(table: &mut Table, status: &Status) {
     table.text(
         "in flight",
         format!(
-            "{} messages, {}; {} wait, {} are parked, {} held back",
-            grouped(messages.in_flight as u64),
+            "{}, {}; {} wait, {} are parked, {} held back",
+            counted(messages.in_flight as u64, "message"),
             ByteSize::b(messages.bytes as u64),
             grouped((messages.ready + messages.behind) as u64),
             grouped(messages.parked as u64),
@@ -236,7 +236,10 @@ fn processes(table: &mut Table, worker: &WorkerStatus) {
     }
     table.text(
         "worker",
-        format!("{ready} of {processes} processes are ready; {restarts} were started again"),
+        format!(
+            "{ready} of {} ready; {restarts} started again",
+            counted(u64::from(*processes), "process")
+        ),
     );
     table.optional("  the last ended", worker.last_end.as_ref());
 }

@@ -290,3 +290,39 @@ async fn a_secret_that_stands_there_is_never_shown() {
         );
     }
 }
+
+/// A configuration with this key and topic.
+fn keyed(key: &str, topic: &str) -> File {
+    file(&format!(
+        "[store]\nurl = \"sqlite:records.db\"\n[consumer.billing]\nkey = {key}\n\
+         source.kafka = {{ brokers = \"b:9092\", topics = [{topic:?}] }}\n\
+         dead_letters = {{ kafka = \"dead\" }}\nhandler = {{ command = \"true\" }}\n"
+    ))
+}
+
+#[tokio::test]
+async fn paths_and_topics_of_other_notations_are_refused_with_the_way() {
+    for (key, topic, words) in [
+        ("{ json = [\"items[0].sku\"] }", "orders", "`items.0.sku`"),
+        ("\"$.order_id\"", "orders", "`order_id`"),
+        (
+            "\"order_id\"",
+            "^orders\\..*",
+            "patterns of topics are not supported",
+        ),
+    ] {
+        let settings = keyed(key, topic);
+        let answer = oncegate(&["check", "--config", &settings.path], b"").await;
+        answer.ended(1).says(words);
+    }
+    let settings = keyed("'\\$.order_id'", "orders");
+    let named = oncegate(&["check", "--config", &settings.path], b"").await;
+    named.ended(0).says("contents are not compared");
+    let whole = keyed("\"payload\"", "orders");
+    let whole = oncegate(&["check", "--config", &whole.path], b"").await;
+    assert!(
+        !whole.ended(0).err.contains("not compared"),
+        "{}",
+        whole.err
+    );
+}

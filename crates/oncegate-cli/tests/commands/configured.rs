@@ -366,6 +366,21 @@ async fn open_with_another_key(server: &RedisServer) {
 }
 
 #[tokio::test]
+async fn doctor_says_that_a_message_key_names_an_entity() {
+    let kafka = Kafka::shared().await;
+    let topic = unique("entities");
+    kafka.create_compacted_topic(&topic).await;
+    let settings = consumer("billing", &kafka_source(&kafka, &topic), "kafka = \"dead\"");
+    let settings = settings.replace("\"order_id\"", "\"message-key\"");
+    let beside = Beside::new(&format!("[store]\nurl = \"sqlite:r.db\"\n{settings}"));
+    let doctor = beside.oncegate(&["doctor", "--json"], b"").await;
+    assert!(
+        says(doctor.ended(1), "billing", &topic, "each later change"),
+        "{doctor:?}"
+    );
+}
+
+#[tokio::test]
 async fn doctor_examines_the_consumers_of_a_configuration() {
     let kafka = Kafka::shared().await;
     let server = RedisServer::start().await;

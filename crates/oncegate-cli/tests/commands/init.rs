@@ -385,3 +385,12 @@ async fn the_json_document_lists_files_and_commands() {
         assert_eq!(document["next"][0], build);
     }
 }
+
+#[tokio::test]
+async fn a_language_without_a_template_is_told_of_http() {
+    let answer = super::oncegate(&["init", "--language", "java"], b"").await;
+    answer
+        .ended(2)
+        .says("http://127.0.0.1:8080/handle")
+        .says("python, node");
+}

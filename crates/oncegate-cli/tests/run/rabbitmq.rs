@@ -262,3 +262,51 @@ async fn what_is_wrong_with_a_queue_of_rabbitmq_is_said_by_check() {
     assert_ne!(absent.0.status.code(), Some(0));
     absent.says("nowhere");
 }
+
+#[tokio::test]
+async fn a_queue_of_one_name_in_another_virtual_host_is_refused() {
+    let stage = Stage::new().await;
+    let rabbit = RabbitMq::shared().await;
+    let vhost = unique("us");
+    rabbit
+        .manage("PUT", &format!("/api/vhosts/{vhost}"), "{}")
+        .await;
+    let rights = r#"{"configure":".*","write":".*","read":".*"}"#;
+    let path = format!("/api/permissions/{vhost}/guest");
+    rabbit.manage("PUT", &path, rights).await;
+    for queue in [&stage.queue, &stage.dead] {
+        let path = format!("/api/queues/{vhost}/{}", queue.name());
+        let quorum = r#"{"durable":true,"arguments":{"x-queue-type":"quorum"}}"#;
+        rabbit.manage("PUT", &path, quorum).await;
+    }
+    let uri = format!("amqp://guest:guest@{}/{vhost}", rabbit.address());
+    let other = RabbitQueue::of(uri, stage.queue.name().to_owned());
+    stage.queue.send(orders(3)).await;
+    other.send(orders(3)).await;
+    let running = stage.start();
+    stage.until_effects(3).await;
+    stage.stop(running).await;
+
+    let refused = stage.altered("run", "%2f", &vhost).ended(78);
+    for words in [
+        "same stream",
+        &vhost,
+        "virtual host `/`",
+        stage.queue.name(),
+    ] {
+        assert!(refused.text().contains(words), "{}", refused.text());
+    }
+    assert_eq!(other.ready().await, 3, "nothing was acknowledged");
+    stage.altered("doctor", "%2f", &vhost).says("same stream");
+
+    // Another route tells the two apart.
+    let text = stage.read("oncegate.toml").replace("%2f", &vhost);
+    let text = text.replace("key = {", "route = \"us\"\nkey = {");
+    std::fs::write(stage.config(), text).unwrap();
+    let running = stage.start();
+    stage.until_effects(6).await;
+    stage.stop(running).await;
+    rabbit
+        .manage("DELETE", &format!("/api/vhosts/{vhost}"), "")
+        .await;
+}

@@ -110,3 +110,18 @@ async fn brokers_that_do_not_answer_end_an_impatient_start_quietly() {
         log.lines().count()
     );
 }
+
+/// A message key names an entity there: each later change would be a duplicate.
+#[tokio::test]
+async fn a_message_key_as_the_key_of_a_compacted_topic_is_told() {
+    let stage = Stage::with_orders(0).await;
+    let compacted = unique("entities");
+    stage.kafka.create_compacted_topic(&compacted).await;
+    let topics = format!("consumer.{}.source.kafka.topics={compacted}", stage.scope);
+    let worker = stage.python("import sys\nfor line in sys.stdin: pass\n");
+    let flags = ["--key", "message-key", "--set", &topics];
+    let running = stage.start(&[&flags[..], &["--handler-exec", &worker]].concat());
+    stage.until_logged("each later change of that entity").await;
+    stage.until_logged(&compacted).await;
+    running.stop().await;
+}

@@ -241,7 +241,7 @@ async fn an_order_in_three_spellings_is_charged_once_and_again_never() {
     let answer: Value = serde_json::from_str(&second.out).unwrap();
     let of_billing = json!({
         "consumer": "billing", "complete": true, "lines_read": 5, "messages": 4, "handled": 0, "duplicates": 3,
-        "dead_letters": 1, "retries": 0, "unfinished_lines": [],
+        "dead_letters": 1, "given_up_before": 0, "retries": 0, "unfinished_lines": [],
     });
     assert_eq!(
         answer,
@@ -415,4 +415,26 @@ async fn lines_with_the_route_of_a_topic_have_the_keys_of_the_topic() {
             "{flags:?}: {ended:?}"
         );
     }
+}
+
+#[tokio::test]
+async fn a_line_that_was_given_up_before_is_no_duplicate() {
+    let feed = Feed::of(&[&order("A-1"), &order("A-2")]);
+    let flags = [
+        "--handler-command",
+        "grep -q A-1 || exit 65",
+        "--dead-letters",
+        "dead.jsonl",
+    ];
+    let first = feed.run(&flags).await;
+    assert_eq!(
+        first.out, "billing: 2 messages, 1 handled, 0 duplicates, 1 dead letter\n",
+        "{first:?}"
+    );
+    let again = feed.run(&flags).await;
+    assert_eq!(
+        again.out, "billing: 2 messages, 0 handled, 1 duplicate, 1 given up before\n",
+        "{again:?}"
+    );
+    assert_eq!(feed.read("dead.jsonl").lines().count(), 1);
 }

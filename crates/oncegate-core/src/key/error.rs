@@ -271,7 +271,7 @@ pub enum KeySpecError {
         path: String,
     },
     /// A path has a backslash before a character that needs no escape.
-    #[error("path `{path}`: a backslash may stand only before one of . \\ , : *")]
+    #[error("path `{path}`: a backslash may stand only before one of . \\ , : * $ [ /")]
     BadEscape {
         /// The path as it was given.
         path: String,

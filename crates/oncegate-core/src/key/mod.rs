@@ -317,6 +317,25 @@ impl Key {
         self
     }
 
+    /// Returns the route that keys have for messages of this topic or queue.
+    #[must_use]
+    pub fn route_in_keys<'a>(&'a self, route: &'a str) -> &'a str {
+        self.routes.name(route)
+    }
+
+    /// Returns whether the key is the payload as a whole, so that no two contents have one key.
+    #[must_use]
+    pub fn is_of_payload(&self) -> bool {
+        self.source == Source::Payload && self.except.is_empty()
+    }
+
+    /// Returns whether the key is the broker's key of the message and nothing else. In a compacted
+    /// topic that names an entity, and not one of its changes.
+    #[must_use]
+    pub fn is_message_key(&self) -> bool {
+        self.source == Source::MessageKey
+    }
+
     /// Returns whether every key depends on the payload. If so, a message without a payload (a
     /// Kafka tombstone) always gives [`KeyError::NoPayload`].
     #[must_use]

@@ -12,9 +12,9 @@ pub(super) struct Path {
 
 impl Path {
     /// Parses a path such as `a.b\.c.0`: parts between dots, with `\` as the escape for `.`, `\`,
-    /// `,`, `:` and `*`.
+    /// `,`, `:`, `*`, `$`, `[` and `/`.
     pub(super) fn parse(text: &str) -> Result<Self, KeySpecError> {
-        Self::parse_escaped(text, &['.', '\\', ',', ':', '*'], text)
+        Self::parse_escaped(text, &['.', '\\', ',', ':', '*', '$', '[', '/'], text)
     }
 
     /// Parses a path in which a backslash may stand before these characters. `whole` is the text

@@ -159,6 +159,31 @@ pub struct ScopeDescriptor {
     /// `true` while the circuit breaker of a consumer is open, so that one that starts begins with
     /// an open breaker.
     pub breaker_open: bool,
+    /// The brokers that the messages of the scope have come from, the oldest first; empty when they
+    /// are not known.
+    pub origins: Vec<RecordOrigin>,
+}
+
+/// A broker that messages of a scope have come from.
+///
+/// Two brokers may have a topic of one name, and its messages the same keys. Their records would be
+/// taken for each other's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordOrigin {
+    /// The broker in words, which no other one has: `Kafka cluster 4L6g3nShT-eMCtK--X86sw`.
+    pub broker: String,
+    /// The routes of the messages in keys; empty for all routes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub routes: Vec<String>,
+}
+
+impl RecordOrigin {
+    /// Returns whether messages with this route have come from the broker; `None` stands for any
+    /// route.
+    #[must_use]
+    pub fn has_route(&self, route: Option<&str>) -> bool {
+        self.routes.is_empty() || route.is_none_or(|route| self.routes.iter().any(|of| of == route))
+    }
 }
 
 /// The JSON form of a descriptor.
@@ -185,6 +210,8 @@ struct DescriptorText<'a> {
     dead_letter_stop: Option<DeadLetterStop>,
     #[serde(default, skip_serializing_if = "is_default")]
     breaker_open: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    origins: Vec<RecordOrigin>,
 }
 
 /// A descriptor that is compared and set must be written as it was read.
@@ -207,6 +234,7 @@ impl ScopeDescriptor {
             halt: None,
             dead_letter_stop: None,
             breaker_open: false,
+            origins: Vec::new(),
         }
     }
 
@@ -232,6 +260,7 @@ impl ScopeDescriptor {
             halt: read.halt,
             dead_letter_stop: read.dead_letter_stop,
             breaker_open: read.breaker_open,
+            origins: read.origins,
         })
     }
 
@@ -253,6 +282,7 @@ impl ScopeDescriptor {
             halt: self.halt.clone(),
             dead_letter_stop: self.dead_letter_stop.clone(),
             breaker_open: self.breaker_open,
+            origins: self.origins.clone(),
         };
         serde_json::to_string(&text).map_err(invalid_keys)
     }
@@ -282,6 +312,7 @@ impl ScopeDescriptor {
             longest_lease_ms: self.longest_lease_ms,
             dead_letter_stop: self.dead_letter_stop.clone(),
             breaker_open: self.breaker_open,
+            origins: self.origins.clone(),
             ..Self::new(self.keys.clone(), epoch)
         }
     }
@@ -338,6 +369,10 @@ mod tests {
             written.longest_lease_ms = 30_000;
             written.begun_at_ms = 1_000;
             written.breaker_open = true;
+            written.origins = vec![RecordOrigin {
+                broker: "Kafka cluster a".to_owned(),
+                routes: vec!["orders".to_owned()],
+            }];
         }
     }
 
@@ -364,6 +399,10 @@ mod tests {
         ));
         life.longest_lease_ms = 30_000;
         life.breaker_open = true;
+        life.origins = vec![RecordOrigin {
+            broker: "Kafka cluster a".to_owned(),
+            routes: Vec::new(),
+        }];
         let next = life.succeed(Epoch::from_bits(100), &[Epoch::from_bits(2)], 9);
         let accepted: Vec<Epoch> = [7, 2, 1].map(Epoch::from_bits).into();
         assert_eq!(
@@ -377,6 +416,10 @@ mod tests {
         assert!(
             next.breaker_open,
             "a loss of records repairs no dependency of a handler"
+        );
+        assert_eq!(
+            next.origins, life.origins,
+            "a loss of records changes no broker"
         );
         assert!(next.knows(Epoch::from_bits(1)) && !next.knows(Epoch::from_bits(3)));
         let last = (0..200).fold(next, |life, number| {

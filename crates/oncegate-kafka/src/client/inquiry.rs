@@ -33,6 +33,9 @@ const LISTEN_AFTER: Duration = Duration::from_millis(500);
 /// The pause before a request that has failed is repeated.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
+/// The longest wait for the id of a cluster: old brokers have none, and are waited for.
+const CLUSTER_ID_LIMIT: Duration = Duration::from_secs(5);
+
 /// The number of topics that are asked about at the same time.
 const AT_ONCE: usize = 32;
 
@@ -86,6 +89,23 @@ pub(crate) fn metadata(
         |_| false,
     )?;
     answer.map_err(failed)
+}
+
+/// Returns the id of the cluster; `None` when its brokers have none.
+///
+/// # Errors
+/// The brokers' refusal, or else what `failed` makes of an error.
+pub(crate) fn cluster_id(
+    client: &InquiryClient,
+    topic: &str,
+    timeout: Duration,
+    failed: impl FnOnce(KafkaError) -> SourceError,
+) -> Result<Option<String>, SourceError> {
+    // Every answer with metadata has the id, so the second question has waited for its answer.
+    metadata(client, topic, timeout, failed)?;
+    Ok(client
+        .client()
+        .fetch_cluster_id(timeout.min(CLUSTER_ID_LIMIT)))
 }
 
 /// Calls `ask` for each topic, for many at the same time, and returns the answers in the order of

@@ -290,7 +290,18 @@ pub(crate) fn refuse(properties: &[Property], refused: &[(&str, &str)]) -> Resul
 
 /// Checks that Kafka accepts `topic` as the name of a topic.
 pub(crate) fn check_topic(topic: &str) -> Result<(), SourceError> {
-    check_name("topic", topic)
+    // What librdkafka and the Java client take for a pattern.
+    let is_pattern = topic.starts_with('^') || topic.contains(['*', '|', '(', '[', '\\', '$']);
+    check_name("topic", topic).map_err(|error| {
+        if is_pattern {
+            SourceError::new(format!(
+                "{topic:?} is a pattern, and patterns of topics are not supported: list each topic, because a topic that \
+                 joins by itself has a route, and so keys, that nothing was planned for"
+            ))
+        } else {
+            error
+        }
+    })
 }
 
 /// Checks that Kafka accepts `name` for a topic or a static member.

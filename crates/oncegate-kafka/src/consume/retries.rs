@@ -24,7 +24,7 @@ use oncegate_runtime::health::SourceStatus;
 use oncegate_runtime::message::Message;
 use oncegate_runtime::observe::Observer;
 use oncegate_runtime::source::{
-    CommitAnnotation, Delivery, RetryQueue, Source, SourceError, Supply, Terms,
+    CommitAnnotation, Delivery, RetryQueue, Source, SourceError, StreamOrigin, Supply, Terms,
 };
 
 /// The longest wait in a topic: a day. The topic's retention must be longer than its wait.
@@ -194,6 +194,10 @@ impl Source for KafkaRetries {
 
     fn annotate_commits(&self, annotation: CommitAnnotation) {
         self.main.annotate_commits(annotation);
+    }
+
+    async fn streams(&self) -> Result<Vec<StreamOrigin>, SourceError> {
+        self.main.streams().await
     }
 
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {

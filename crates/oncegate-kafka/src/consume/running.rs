@@ -9,13 +9,13 @@ use tokio::sync::oneshot;
 use super::ack_handle;
 use super::source::{KafkaSource, RunningMember};
 use super::status;
-use crate::ask::annotations;
+use crate::ask::{annotations, origin};
 use crate::group::buffer::End;
 use crate::group::member::Member;
 use crate::group::membership;
 use oncegate_runtime::health::SourceStatus;
 use oncegate_runtime::observe::Observer;
-use oncegate_runtime::source::{CommitAnnotation, Delivery, Source, SourceError};
+use oncegate_runtime::source::{CommitAnnotation, Delivery, Source, SourceError, StreamOrigin};
 
 #[async_trait]
 impl Source for KafkaSource {
@@ -32,6 +32,17 @@ impl Source for KafkaSource {
 
     fn annotate_commits(&self, annotation: CommitAnnotation) {
         *self.annotation.lock() = Some(annotation);
+    }
+
+    async fn streams(&self) -> Result<Vec<StreamOrigin>, SourceError> {
+        let (config, _) = self.settings.config()?;
+        let settings = self.settings.clone();
+        let read = tokio::task::spawn_blocking(move || {
+            origin::read(&config, &settings.topics, settings.source.open_timeout)
+        });
+        read.await.map_err(|panic| {
+            SourceError::caused("the id of the Kafka cluster could not be read", panic)
+        })?
     }
 
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {

@@ -40,6 +40,7 @@ mod loss;
 mod one_transaction;
 mod open;
 mod opening;
+mod origin;
 mod pending;
 mod results;
 mod scope_descriptor;
@@ -58,8 +59,9 @@ pub use lease::{Completion, Lease, ResultNotKept};
 pub(crate) use lease_renewer::EXTENDS_PER_LEASE;
 pub(crate) use one_transaction::{OnGrant, TransactionRun};
 pub(crate) use open::{Identity, OpenGate};
+pub use origin::CheckedSource;
 pub(crate) use results::Unfetched;
-pub use settings::{GateSettings, OnStoreLoss};
+pub use settings::{GateSettings, OnStoreLoss, OtherBroker};
 pub(crate) use store_position::StorePosition;
 
 /// Decides for each message whether its handler runs.
@@ -178,6 +180,13 @@ impl Gate {
     /// [`OnStoreLoss::Halt`] by default.
     pub fn on_store_loss(mut self, on_store_loss: OnStoreLoss) -> Self {
         self.settings.on_store_loss = on_store_loss;
+        self
+    }
+
+    /// Sets what it means that messages come [from another broker](GateSettings::other_broker) than
+    /// those of the scope's records: [`OtherBroker::Refused`] by default.
+    pub fn other_broker(mut self, other_broker: OtherBroker) -> Self {
+        self.settings.other_broker = other_broker;
         self
     }
 

@@ -27,6 +27,25 @@ pub enum OnStoreLoss {
     Continue,
 }
 
+/// The reaction of a gate to messages of another broker than those that the records of its scope
+/// were made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "config",
+    derive(serde::Deserialize, serde::Serialize, schemars::JsonSchema)
+)]
+#[non_exhaustive]
+pub enum OtherBroker {
+    /// The source is not opened: an equal key may be that of another message. The default.
+    #[default]
+    #[cfg_attr(feature = "config", serde(rename = "refused"))]
+    Refused,
+    /// The other broker has the same messages, as a mirror or a failover has: its brokers become
+    /// known to the scope.
+    #[cfg_attr(feature = "config", serde(rename = "same stream"))]
+    SameStream,
+}
+
 /// The settings of a gate, which never change while it is open.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(
@@ -73,6 +92,15 @@ pub struct GateSettings {
     /// that starts after the loss cannot notice it, unless another process runs that knew the store
     /// before.
     pub on_store_loss: OnStoreLoss,
+    /// The meaning of another broker than that of the scope's records: `refused` does not start,
+    /// `same stream` takes it for one with the same messages.
+    ///
+    /// Two clusters, regions, accounts or virtual hosts may have a topic or queue of one name. With
+    /// one scope in one store, messages of the second with the same keys would be taken for
+    /// duplicates of the first's. Choose `same stream` for a mirror, a failover, or a broker that
+    /// was set up again; otherwise give each its own scope, or its own `route`.
+    #[cfg_attr(feature = "config", serde(rename = "broker"))]
+    pub other_broker: OtherBroker,
     /// The encoding of results.
     #[cfg_attr(feature = "config", serde(skip))]
     pub codec: Codec,
@@ -98,6 +126,7 @@ impl GateSettings {
         fenced: false,
         transactional: false,
         on_store_loss: OnStoreLoss::Halt,
+        other_broker: OtherBroker::Refused,
         codec: Codec::Json,
         max_result_bytes: 64 * 1024,
         max_large_result_bytes: 8 * 1024 * 1024,

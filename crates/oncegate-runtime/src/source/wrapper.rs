@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{CommitAnnotation, Delivery, RetryQueue, Source, SourceError, Supply, Terms};
+use super::{
+    CommitAnnotation, Delivery, RetryQueue, Source, SourceError, StreamOrigin, Supply, Terms,
+};
 use crate::health::SourceStatus;
 use crate::observe::Observer;
 
@@ -17,6 +19,11 @@ use crate::observe::Observer;
 pub trait SourceWrapper: Send + Sync + fmt::Debug {
     /// The other source.
     fn inner(&self) -> &dyn Source;
+
+    /// See [`Source::open`].
+    async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
+        self.inner().open(observer).await
+    }
 
     /// See [`Source::receive`].
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
@@ -43,8 +50,12 @@ impl<W: SourceWrapper> Source for W {
         self.inner().annotate_commits(annotation);
     }
 
+    async fn streams(&self) -> Result<Vec<StreamOrigin>, SourceError> {
+        self.inner().streams().await
+    }
+
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
-        self.inner().open(observer).await
+        SourceWrapper::open(self, observer).await
     }
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {

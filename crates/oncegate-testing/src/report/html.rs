@@ -3,6 +3,8 @@
 
 use std::fmt::Write as _;
 
+use oncegate_core::reason::counted;
+
 use super::escaped;
 use super::picture::picture;
 use crate::judge::Violation;
@@ -143,9 +145,9 @@ fn section(out: &mut String, finding: &Finding, repeat: &str) {
     };
     _ = writeln!(
         out,
-        "<p>Round {} ({faults}); found in {} rounds. To play it again:</p>\n<div class=\"repeat\"><pre>{}</pre>{COPY}</div>",
+        "<p>Round {} ({faults}); found in {}. To play it again:</p>\n<div class=\"repeat\"><pre>{}</pre>{COPY}</div>",
         finding.round,
-        finding.rounds,
+        counted(finding.rounds, "round"),
         escaped(repeat)
     );
     out.push_str("<p class=\"key\">");

@@ -37,6 +37,7 @@ pub(crate) enum Way {
     KeepsOneOrderForAll,
     ChargesInPartsWithoutKeys,
     DoesNotReturnAfterCancel,
+    UndoesWhatWasCancelled,
 }
 
 pub(crate) struct Billing {
@@ -78,6 +79,18 @@ impl Billing {
     ) -> Result<String, DownstreamError> {
         self.charge(order, Some(&attempt.idempotency_key("charge")), "")
             .await
+    }
+
+    /// Undoes the charge of a run that is cancelled, which another one may have made.
+    async fn charge_or_undo(&self, order: &Value, attempt: &Attempt) -> Result<String, Failure> {
+        tokio::select! {
+            receipt = self.charge_right(order, attempt) => Ok(receipt?),
+            () = attempt.cancelled() => {
+                let key = attempt.idempotency_key("undo");
+                self.charge(order, Some(&key), "undo").await?;
+                Err(Failure::retry("cancelled"))
+            }
+        }
     }
 
     async fn handle_order(&self, order: &Value, attempt: &Attempt) -> Result<String, Failure> {
@@ -202,6 +215,7 @@ impl Billing {
                     () = attempt.cancelled() => Ok(charge.await?),
                 }
             }
+            Way::UndoesWhatWasCancelled => self.charge_or_undo(order, attempt).await,
             other => unreachable!("{other:?}"),
         }
     }

@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use self::topology::Cluster;
-pub(crate) use self::topology::{LETTER_BYTES, Topics};
+pub(crate) use self::topology::{ENTITY_KEYS, LETTER_BYTES, Topics, VERSIONED_KEYS};
 use super::topology::{Topology, Wanted};
 use super::{
     ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, SourceFinding, SourceSettings,

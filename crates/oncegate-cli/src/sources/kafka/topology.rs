@@ -11,6 +11,13 @@ use crate::sources::topology::{Kind, NamedTopic, Role, State, Topology, Wanted};
 /// The most bytes that headers add to a dead letter: a reason of 1 KiB, and the other headers.
 pub(crate) const LETTER_BYTES: u64 = 4 * 1024;
 
+/// The finding about a message key as the key of a compacted topic.
+pub(crate) const ENTITY_KEYS: &str = "it is compacted, so the key of a message names an entity; with `message-key` each later change of that entity is a \
+                                      duplicate, and is not handled";
+/// The key that a compacted topic needs.
+pub(crate) const VERSIONED_KEYS: &str = "take a key that tells changes apart: fields of the payload with a version or the time of the change, such as \
+                                         customer_id,version";
+
 /// Topics, and their cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Topics {

@@ -87,7 +87,7 @@ fn bad_decoder(path: &str, problem: &'static str) -> KeySpecError {
 
 /// Parses names between dots. Returns them and their canonical spelling.
 fn names_of(text: &str, whole: &str) -> Result<(Vec<String>, String), KeySpecError> {
-    let parsed = Path::parse_escaped(text, &['.', '\\', ',', ':', '*', '|'], whole)?;
+    let parsed = Path::parse_escaped(text, &['.', '\\', ',', ':', '*', '|', '$', '[', '/'], whole)?;
     let spelt = parsed.text.replace('|', "\\|");
     Ok((parsed.parts, spelt))
 }
