@@ -420,7 +420,7 @@ async fn assemble(
     let source: Arc<dyn Source> = match feed {
         // Its messages are those of the broker that the consumer has read.
         Some(feed) => feed.source,
-        None => Arc::new(gate.checked_source(source.into_source())),
+        None => source.into_source(),
     };
     let consumer = match settings.batch {
         None => Consumer::new(source, gate, handler),

@@ -50,7 +50,7 @@ impl Consumer {
     /// A source is given as it is or shared, in an [`Arc`].
     pub fn new(source: impl Source + 'static, gate: Gate, handler: impl ConsumerHandler) -> Self {
         Self {
-            source: Arc::new(source),
+            source: Arc::new(gate.checked_source(source)),
             routes: vec![(None, gate, handler.erased())],
             dead_letters: None,
             observer: Arc::new(Counters::default()),

@@ -96,7 +96,9 @@ impl Engine {
                     self.shared.watch.handler_times.fade();
                 }
             }
-            let wake_at = self.next_wake().map_or(snapshot_at, |at| at.min(snapshot_at));
+            let wake_at = self
+                .next_wake()
+                .map_or(snapshot_at, |at| at.min(snapshot_at));
             tokio::select! {
                 biased;
                 () = self.shared.stopping.cancelled() => break,

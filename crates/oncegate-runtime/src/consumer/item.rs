@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::breaker::{FailureCount, RunResult};
 use super::lanes::{LaneId, PlaceId};
-use super::pace::Turn;
+use super::pace::ClaimTurn;
 use super::progress::Past;
 use super::schedule::{Arrival, Shard};
 use super::session::SessionEntry;
@@ -58,7 +58,7 @@ pub(super) struct Item {
     /// `true` once its ack handle has begun an attempt.
     pub(super) is_started: bool,
     /// The turn of its unit, until its handler begins.
-    pub(super) turn: Option<Turn>,
+    pub(super) turn: Option<ClaimTurn>,
 }
 
 impl Drop for Item {

@@ -42,7 +42,7 @@ pub(super) struct Pace {
 }
 
 /// The right to claim a message whose handler will hold its thread, until it begins.
-pub(super) type Turn = OwnedSemaphorePermit;
+pub(super) type ClaimTurn = OwnedSemaphorePermit;
 
 impl Pace {
     /// The pace of a route whose handlers have not run, and are begun by so many threads.
@@ -81,7 +81,7 @@ impl Pace {
     /// Handlers that hold their threads for long make those wait that are claimed behind them, and
     /// every other task of their runtime. So no more are claimed than there are threads to begin
     /// them. A shard that does not answer holds up no other one.
-    pub(super) async fn turn(&self, shard: u64) -> Option<Turn> {
+    pub(super) async fn turn(&self, shard: u64) -> Option<ClaimTurn> {
         if self.unit_most() > 1 {
             return None;
         }

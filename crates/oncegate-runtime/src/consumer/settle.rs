@@ -1,8 +1,8 @@
 //! The one place where an [`End`] becomes an ack, a retry, a dead letter or a wait.
 //!
 //! To check that the ack comes after COMPLETED, read this file alone: `ack` is called once, in
-//! [`acknowledge`], when [`after`] says that nothing is left to do, or the caller that COMPLETED has
-//! just been recorded; and every path to that goes through
+//! [`acknowledge`], when [`after`] says that nothing is left to do, or the caller of
+//! [`settle_completed`] that COMPLETED has just been recorded. Every path to that goes through
 //! [`End::Completed`], [`End::Duplicate`], [`End::HandedOver`], or an awaited write of a dead
 //! letter or of a copy in a retry topic.
 

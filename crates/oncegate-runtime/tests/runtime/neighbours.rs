@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use oncegate::consumer::Monitor;
 use oncegate::core::rules::{Operation, Reply};
 use oncegate::core::store::StoreWrapper;
 use oncegate::core::store::{Command, Store};
 use oncegate::{Attempt, Gate, Key, MemoryStore, Message};
 use tokio::sync::watch;
 
+use super::list::List;
 use super::{Bench, numbered};
 
 /// The members of the unit.
@@ -108,16 +110,12 @@ async fn others_end_beside(manner: Manner) {
                 Manner::Panics if attempt.number() == 1 => panic!("a handler panics"),
                 Manner::Panics => {}
                 Manner::NeverEnds => std::future::pending().await,
-                Manner::Blocks => waits.store(
-                    ended.lock().unwrap().recv_timeout(PATIENCE).is_err(),
-                    SeqCst,
-                ),
-                Manner::BlocksAfterAWait => {
-                    tokio::task::yield_now().await;
-                    waits.store(
-                        ended.lock().unwrap().recv_timeout(PATIENCE).is_err(),
-                        SeqCst,
-                    );
+                Manner::Blocks | Manner::BlocksAfterAWait => {
+                    if manner == Manner::BlocksAfterAWait {
+                        tokio::task::yield_now().await;
+                    }
+                    let waited = ended.lock().unwrap().recv_timeout(PATIENCE);
+                    waits.store(waited.is_err(), SeqCst);
                 }
                 Manner::Computes => {
                     let began = std::time::Instant::now();
@@ -140,20 +138,7 @@ async fn others_end_beside(manner: Manner) {
     let monitor = consumer.monitor();
     let closed = Arc::clone(&store);
     let stop = async move {
-        list.until_acked(WARM_UP).await;
-        // While every permit is in use, the members gather.
-        closed.is_open.send_replace(false);
-        for held_up in 1..=CONCURRENCY {
-            list.push("orders", "", format!(r#"{{"id":{}}}"#, 2_000 + held_up));
-            closed.until_held_up(held_up).await;
-        }
-        for (_, payload) in numbered(MEMBERS) {
-            list.push("orders", "", payload);
-        }
-        while monitor.status().messages.in_flight < CONCURRENCY + MEMBERS {
-            tokio::task::yield_now().await;
-        }
-        closed.is_open.send_replace(true);
+        gather(&list, &closed, &monitor).await;
         let before = WARM_UP + CONCURRENCY;
         list.until_acked(before + MEMBERS - 1).await;
         if manner == Manner::NeverEnds {
@@ -175,6 +160,24 @@ async fn others_end_beside(manner: Manner) {
         sizes.contains(&MEMBERS),
         "{manner:?}: no unit had all messages: {sizes:?}"
     );
+}
+
+/// Lets handlers run that end at once, and then delivers the members while every permit is in use,
+/// so that they start as one unit.
+async fn gather(list: &List, store: &ClaimSizes, monitor: &Monitor) {
+    list.until_acked(WARM_UP).await;
+    store.is_open.send_replace(false);
+    for held_up in 1..=CONCURRENCY {
+        list.push("orders", "", format!(r#"{{"id":{}}}"#, 2_000 + held_up));
+        store.until_held_up(held_up).await;
+    }
+    for (_, payload) in numbered(MEMBERS) {
+        list.push("orders", "", payload);
+    }
+    while monitor.status().messages.in_flight < CONCURRENCY + MEMBERS {
+        tokio::task::yield_now().await;
+    }
+    store.is_open.send_replace(true);
 }
 
 // invariant: neighbour-held-up

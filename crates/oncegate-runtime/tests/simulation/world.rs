@@ -187,6 +187,26 @@ impl World {
         } else {
             Consumer::new(source, gate, handler)
         };
+        let consumer = self.configured(consumer, ordering, in_flight, letters);
+        let (stop, stopped) = oneshot::channel();
+        let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
+        self.workers.push(Worker {
+            member: member.id,
+            steps,
+            witness,
+            stop: Some(stop),
+            running,
+        });
+    }
+
+    /// The consumer with the settings of every worker.
+    fn configured(
+        &mut self,
+        consumer: Consumer,
+        ordering: Ordering,
+        in_flight: usize,
+        letters: Letters,
+    ) -> Consumer {
         let consumer = consumer
             .concurrency(self.rng.u32(1..8))
             .ordering(ordering)
@@ -204,19 +224,10 @@ impl World {
             .stop_deadline(Duration::from_secs(3))
             .dead_letters(letters)
             .observer(Arc::clone(&self.counters) as _);
-        let consumer = match self.fails_open_after() {
+        match self.fails_open_after() {
             Some(patience) => consumer.fail_open_after(patience),
             None => consumer,
-        };
-        let (stop, stopped) = oneshot::channel();
-        let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-        self.workers.push(Worker {
-            member: member.id,
-            steps,
-            witness,
-            stop: Some(stop),
-            running,
-        });
+        }
     }
 
     /// Runs under faults for a while, then without, until everything is finished; then replays

@@ -30,6 +30,10 @@ const WITHOUT_TRANSACTION: &str = "the handler returned without `Attempt::commit
 
 /// A member that waits for no call any more.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all of them are the large one"
+)]
 pub(super) enum Finished {
     /// The handler has ended.
     Ran {
@@ -51,6 +55,10 @@ impl Finished {
 }
 
 /// A member in the order in which its unit is settled.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all of them are the large one"
+)]
 enum Settling {
     /// The record is to hold this result.
     Result(Granted, Bytes),
