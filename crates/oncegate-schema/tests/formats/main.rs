@@ -9,6 +9,7 @@
 
 mod avro;
 mod common;
+mod constant;
 mod encodings;
 mod protobuf;
 mod reader;
