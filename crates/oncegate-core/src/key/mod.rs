@@ -162,8 +162,8 @@ impl Key {
         Self::of(Source::Payload)
     }
 
-    /// Makes a key from the bytes of a header. If the message has none with exactly this name, one in
-    /// another case counts. It may occur several times with one value.
+    /// Makes a key from the bytes of a header. If the message has none with exactly this name, one
+    /// in another case counts. It may occur several times with one value.
     pub fn header(name: impl Into<String>) -> Self {
         Self::of(Source::Header(name.into()))
     }

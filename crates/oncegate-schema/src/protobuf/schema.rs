@@ -366,6 +366,7 @@ impl FileResolver for Given {
 mod tests {
     use super::{MAX_FILES, ProtoFile, ProtobufSchema};
 
+    // invariant: panic-in-keys
     #[test]
     fn a_chain_of_the_most_files_fits_the_stack() {
         // Each as deep as messages may be, and with an import of the next one.

@@ -46,6 +46,7 @@ fn fails(format: &Under, key: &str, payload: &str, kind: &str) {
 const REFUND: &str = "message Refund { int64 refund_id = 1; int64 no_fee = 2; }
     message M { string customer = 1; Refund refund = 2; int64 order_id = 3; repeated Refund all_of = 4; }";
 
+// invariant: shared-record
 #[test]
 fn a_place_inside_a_record_that_the_key_also_names_is_found() {
     let by_both = [
@@ -187,6 +188,7 @@ fn a_fingerprint_leaves_out_the_field_of_the_key_by_both_names() {
     assert_ne!(of("0807120431302e35"), of("0807120431302e35 1a0141"));
 }
 
+// invariant: constant-key
 #[test]
 fn what_was_not_sent_is_no_value_of_a_key() {
     let first = proto(
@@ -381,6 +383,7 @@ fn many_fields_and_occurrences_are_read_in_linear_time() {
     assert!(at_once(|| format.key(&spec("payload"), &payload)).is_ok());
 }
 
+// invariant: panic-in-keys
 #[test]
 fn a_schema_that_nests_deeply_is_refused() {
     let deep = |levels: usize| {

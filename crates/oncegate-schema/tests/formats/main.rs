@@ -11,5 +11,6 @@ mod avro;
 mod common;
 mod constant;
 mod encodings;
+mod hostile;
 mod protobuf;
 mod reader;

@@ -4,7 +4,8 @@ use super::super::error::KeySpecError;
 use super::super::limits::MAX_PATHS;
 use super::{Part, Place, canonical_parts, need_payload, read_payload};
 
-/// A case of [`Key::cases`](super::super::Key::cases): the parts of the messages that a condition takes.
+/// A case of [`Key::cases`](super::super::Key::cases): the parts of the messages that a condition
+/// takes.
 ///
 /// In a file `{ when = { path = "type", is = "refund" }, parts = ["refund_id"] }`.
 #[derive(Clone, Debug, PartialEq, Eq)]
