@@ -126,7 +126,7 @@ async fn what_a_registry_refuses_while_it_answers_is_a_bad_payload() {
             chain if chain.starts_with("/subjects/chain") => {
                 let at = chain.trim_start_matches("/subjects/chain");
                 let next: u32 = at.trim_end_matches("/versions/1").parse().unwrap();
-                schema(&[(&format!("chain{}", next + 1), 1)])
+                schema(&[(format!("chain{}", next + 1).as_str(), 1)])
             }
             "9" => schema(&[("refused", 1)]),
             "/subjects/refused/versions/1" => refuse(422, 42_202),
