@@ -26,7 +26,7 @@ fn reading(url: &str) -> CompiledKey {
 }
 
 fn framed(id: u32, body: &[u8]) -> Vec<u8> {
-    [&[0], &id.to_be_bytes(), body].concat()
+    [&[0_u8][..], &id.to_be_bytes(), body].concat()
 }
 
 /// Prepares a message. Returns the kind of its error, or nothing when it has a key.
