@@ -374,9 +374,17 @@ NORMALISERS = ["trim", "lowercase", "nfc", "decimal", "unordered", "text"] + [
 def read_field(spec):
     if isinstance(spec, str):
         return parse_path(spec), []
-    if not set(spec) <= {"path", "as"}:
+    if not set(spec) <= {"path", "as", "default"}:
         raise Refused(spec)
+    read_default(spec)
     return parse_path(spec["path"]), read_normalisers(spec)
+
+
+def read_default(spec):
+    # It is for formats: a document of JSON has no defaults.
+    if type(spec.get("default", False)) is not bool:
+        raise Refused(spec)
+    return spec.get("default", False)
 
 
 def read_normalisers(spec):
@@ -470,11 +478,16 @@ def read_place(spec, more=()):
     """(source, what, normalisers) of a place; `what` is the parsed path or the name of a header."""
     spec = {"path": spec} if isinstance(spec, str) else spec
     sources = [source for source in PLACES if source in spec]
-    if len(sources) != 1 or not set(spec) <= {sources[0], "as", *more}:
+    if len(sources) != 1 or not set(spec) <= {sources[0], "as", "default", *more}:
         raise Refused(spec)
     source = sources[0]
+    takes_default = read_default(spec)
     if source == "path":
         what, spelt = parse_place_path(spec["path"])
+        if takes_default and what[1]:
+            raise Refused(spec)
+    elif takes_default:
+        raise Refused(spec)
     else:
         what = spelt = read_name(spec["header"]) if source == "header" else None
     label = LETTERS[source] + (lp(spelt.encode()) if spelt is not None else b"")
@@ -572,12 +585,9 @@ def read_value(place, message, document, limit):
         if not isinstance(value, bytes):
             return None, *present(value, normalisers)
     elif source == "header":
-        values = [value for known, value in message["headers"] if known == what]
-        if len(values) > 1:
-            raise Bad("repeated_header")
-        if not values:
+        value = find_header(what, message)
+        if value is None:
             return "missing_header", None, True
-        value = values[0]
     else:
         value = message[source]
         if value is None:
@@ -641,11 +651,24 @@ def blob(data, limit):
     return tagged(b"x", data)
 
 
+def find_header(name, message):
+    exact = [value for known, value in message["headers"] if known == name]
+    alike = [value for known, value in message["headers"] if ascii_lower(known) == ascii_lower(name)]
+    values = exact or alike
+    if len(set(values)) > 1:
+        raise Bad("repeated_header")
+    return values[0] if values else None
+
+
+def ascii_lower(text):
+    return "".join(chr(ord(c) + 32) if "A" <= c <= "Z" else c for c in text)
+
+
 def header(name, message, limit):
-    values = [value for known, value in message["headers"] if known == name]
-    if len(values) != 1:
-        raise Bad("repeated_header" if values else "missing_header")
-    return blob(values[0], limit)
+    value = find_header(name, message)
+    if value is None:
+        raise Bad("missing_header")
+    return blob(value, limit)
 
 
 def key(spec, scope, route, message):

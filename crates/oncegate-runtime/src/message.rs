@@ -357,8 +357,11 @@ impl KeySource for Message {
     }
 
     fn header(&self, name: &str) -> HeaderValue<'_> {
-        let named = self.headers().iter().filter(|header| &*header.name == name);
-        HeaderValue::of(named.filter_map(|header| header.value.as_deref()))
+        let headers = self.headers().iter();
+        HeaderValue::named(
+            headers.filter_map(|header| Some((&*header.name, header.value.as_deref()?))),
+            name,
+        )
     }
 
     fn message_key(&self) -> Option<&[u8]> {

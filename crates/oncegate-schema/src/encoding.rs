@@ -125,7 +125,7 @@ pub(crate) fn of_header(value: &[u8]) -> Result<Vec<Encoding>, KeyError> {
     let names = text
         .split(',')
         .map(str::trim)
-        .filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case("identity"));
+        .filter(|name| !name.is_empty() && !is_plain(name));
     let encodings: Option<Vec<Encoding>> = names.rev().map(Encoding::named).collect();
     let encodings = encodings
         .ok_or_else(|| unknown("the header names another encoding than gzip, zstd and base64"))?;
@@ -133,6 +133,15 @@ pub(crate) fn of_header(value: &[u8]) -> Result<Vec<Encoding>, KeyError> {
         return Err(unknown("the header names too many encodings"));
     }
     Ok(encodings)
+}
+
+/// Returns whether a name of a header says that the payload is as it is. Producers of AMQP put the
+/// character set or MIME's transfer encoding into the place of the compression.
+fn is_plain(name: &str) -> bool {
+    const PLAIN: [&str; 7] = [
+        "identity", "utf-8", "utf8", "us-ascii", "7bit", "8bit", "binary",
+    ];
+    PLAIN.iter().any(|plain| plain.eq_ignore_ascii_case(name))
 }
 
 fn unknown(what: &'static str) -> KeyError {

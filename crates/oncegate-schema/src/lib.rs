@@ -36,7 +36,8 @@ use std::borrow::Cow;
 
 use async_trait::async_trait;
 use oncegate_core::key::{
-    DocumentPlace, Format, HeaderValue, KeyError, KeySource, PrepareError, Wanted, foreign_form,
+    DocumentPlace, Format, HeaderValue, KeyError, KeySource, PrepareError, Wanted, foreign_avro,
+    foreign_form,
 };
 
 use self::avro::AvroSchema;
@@ -262,7 +263,13 @@ impl Format for SchemaFormat {
                 Some(0)
             }
             Body::Avro(schema) => {
-                schema.document(&payload, 0, wanted, Json::new(out, limit))?;
+                let read = schema.document(&payload, 0, wanted, Json::new(out, limit));
+                if let Err(KeyError::MalformedPayload { .. }) = read
+                    && let Some(what) = foreign_avro(&payload)
+                {
+                    return Err(KeyError::Framed { what });
+                }
+                read?;
                 None
             }
             Body::Protobuf { schema, message } => {

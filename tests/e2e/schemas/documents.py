@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import random
+import re
 import struct
 import sys
 from datetime import datetime, timedelta
@@ -101,12 +102,91 @@ def spell(path):
     return ".".join("".join("\\" + c if c in ".\\,:*" else c for c in part) for part in path)
 
 
+# Other names of fields, by the names in the document: what a path may call them.
+OTHER_NAMES = {}
+# Paths that a document may have and this one has not.
+ABSENT = [("gone",)]
+
+find_step, read_exceptions = check.step, check.read_paths
+
+
+def document_name(part):
+    return next((name for name, others in OTHER_NAMES.items() if part in others), part)
+
+
+def step_by_any_name(value, part):
+    found = find_step(value, part)
+    return find_step(value, document_name(part)) if found is check.MISSING else found
+
+
+def exceptions_by_any_name(texts):
+    return [tuple(map(document_name, path)) for path in read_exceptions(texts)]
+
+
+check.step, check.read_paths = step_by_any_name, exceptions_by_any_name
+
+
+def called(path):
+    """The path with any of the names of its fields."""
+    return spell([random.choice([part, *OTHER_NAMES.get(part, [])]) for part in path])
+
+
+def chosen_paths(found):
+    """Some paths: one of them may lead into another."""
+    chosen = random.sample(found, min(len(found), random.choice([1, 1, 2, 3])))
+    inside = [path for path in found if any(path[: len(outer)] == outer != path for outer in chosen)]
+    if inside and random.random() < 0.6:
+        chosen += random.sample(inside, min(len(inside), 2))
+    if random.random() < 0.2:
+        chosen.append(random.choice(ABSENT))
+    return chosen
+
+
+def part(path, found):
+    kind = random.random()
+    if kind < 0.3:
+        return called(path)
+    more = {"blank": random.choice(["error", "absent", "value"]), "optional": maybe()}
+    if kind < 0.6:
+        return {"path": called(path), **more}
+    places = [path, *chosen_paths(found)]
+    random.shuffle(places)
+    return {"first_of": [called(inner) for inner in dict.fromkeys(places)], **more}
+
+
+def literal(document, path):
+    value = check.find(check.read_json(write_json(document).encode(), check.DEFAULT_LIMIT), path)
+    if isinstance(value, bool) or (isinstance(value, str) and not isinstance(value, check.Number)):
+        return value
+    if isinstance(value, check.Number) and re.fullmatch(r"-?[0-9]{1,18}", value):
+        return int(value)
+    return "no such value"
+
+
+def case(document, found):
+    when = random.choice([random.choice(found), random.choice(ABSENT)])
+    table = {"path": called(when)}
+    if maybe():
+        table["is"] = literal(document, when)
+    return {"when": table, "parts": [part(path, found) for path in chosen_paths(found)]}
+
+
 def specification(document):
     found = [path for path in paths(document) if all(part.strip() for part in path)]
-    if not found or random.random() < 0.2:
-        return {"payload": {"except": [spell(random.choice(found))]}} if found and random.random() < 0.3 else "payload"
-    chosen = {spell(path) for path in random.sample(found, min(len(found), random.choice([1, 1, 2, 3])))}
-    return {"json": sorted(chosen)}
+    kind = random.random()
+    if not found or kind < 0.25:
+        return {"payload": {"except": [called(path) for path in chosen_paths(found)]}} if found and kind < 0.18 else "payload"
+    if kind < 0.45:
+        spec = {"json": [called(path) for path in chosen_paths(found)]}
+    elif kind < 0.75:
+        spec = {"parts": [part(path, found) for path in chosen_paths(found)]}
+    else:
+        spec = {"cases": [case(document, found) for _ in range(random.choice([1, 2]))]}
+        if maybe():
+            spec["cases"].append({"parts": [part(path, found) for path in chosen_paths(found)]})
+    if random.random() < 0.15:
+        spec["tenant"] = {"json": called(random.choice(found))}
+    return spec
 
 
 def result(spec, document):
@@ -118,8 +198,13 @@ def result(spec, document):
 
 
 def one(payload, document, twin=None):
-    spec = specification(document)
-    return {"payload": payload.hex(), "key": spec, "result": result(spec, twin or document)}
+    while True:
+        spec = specification(document)
+        try:
+            return {"payload": payload.hex(), "key": spec, "result": result(spec, twin or document)}
+        except check.Refused:
+            # Two names of one field may be one path.
+            continue
 
 
 # --- Avro ---------------------------------------------------------------------------------------
@@ -169,7 +254,7 @@ class Avro:
 
     def record(self, depth):
         names = random.sample(["id", "amount", "name", "at", "items", "x", "y_2", "Zed"], random.randrange(1, 7))
-        fields = [{"name": name, "type": self.type(depth)} for name in names]
+        fields = [{"name": name, "type": self.type(depth), "aliases": OTHER_NAMES.get(name, [])} for name in names]
         return {"type": "record", "name": self.name(), "fields": fields}
 
 
@@ -253,6 +338,8 @@ def without_logical(schema):
 def avro():
     import fastavro
 
+    for name in ["id", "amount", "name", "at", "items", "x"]:
+        OTHER_NAMES[name] = [f"former_{name}", f"first_{name}"]
     for _ in range(0, COUNT, OF_A_SCHEMA):
         schema = Avro().record(0)
         parsed = fastavro.parse_schema(without_logical(schema))
@@ -283,6 +370,12 @@ def protobuf():
     for file in descriptor_pb2.FileDescriptorSet.FromString(Path(compiled).read_bytes()).file:
         pool.Add(file)
     order = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
+    for descriptor in [order.DESCRIPTOR, pool.FindMessageTypeByName("shop.Order.Customer")]:
+        for field in descriptor.fields:
+            ABSENT.append((field.name,))
+            if field.json_name != field.name:
+                OTHER_NAMES[field.json_name] = [field.name]
+    ABSENT.extend([("customer", "level"), ("payer", "id"), ("others", "0", "id"), ("customer", "parent", "level")])
     documents = []
     for _ in range(COUNT):
         message = order()

@@ -74,11 +74,13 @@ async fn compare(format: &str, read: impl Fn(&str) -> SchemaFormat) {
     assert_eq!(compared, COUNT);
 }
 
+// invariant: shared-record
 #[tokio::test]
 async fn avro_documents_have_the_keys_of_their_json() {
     compare("avro", |schema| SchemaFormat::avro(schema).unwrap()).await;
 }
 
+// invariant: shared-record
 #[tokio::test]
 async fn protobuf_documents_have_the_keys_of_their_json() {
     compare("protobuf", |source| {

@@ -9,6 +9,7 @@
 mod documents;
 mod hostile;
 mod outage;
+mod refusals;
 mod registry;
 
 use std::path::PathBuf;

@@ -9,6 +9,7 @@ use oncegate::core::settings::Finding;
 use oncegate_worker::check_url;
 
 use super::findings::About;
+use super::format::RegistryUrl;
 use super::shape::{self, Consumer, Handler, Store};
 use super::values::{FingerprintSetting, RouteSetting, Secret, Time};
 use super::{Loaded, Path, Secrets, Severity};
@@ -18,6 +19,9 @@ use crate::sources::SourceSettings;
 /// A password belongs into a setting of its own.
 pub(super) const PASSWORD_IN_URL: &str =
     "the URL contains a password; take it out, and set `password`";
+
+const PASSWORD_IN_REGISTRY: &str =
+    "an address contains a password; take it out, and set `user` and `password`";
 
 pub(super) fn path<const N: usize>(parts: [&str; N]) -> Path {
     parts.map(str::to_owned).into()
@@ -484,6 +488,14 @@ impl Loaded {
             if let Some(secret) = secret {
                 self.check_secret(&self.place(name, &["format", setting]), secret, secrets);
             }
+        }
+        if format
+            .registry
+            .as_ref()
+            .is_some_and(RegistryUrl::has_password)
+        {
+            let at = self.place(name, &["format", "registry"]);
+            self.judge_literal(&at, secrets, PASSWORD_IN_REGISTRY);
         }
         if let Err(why) = format.apply(Key::payload()) {
             self.error(&self.place(name, &["format"]), why);

@@ -1,5 +1,6 @@
 //! The format of a consumer's payloads.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
@@ -21,7 +22,7 @@ const SCHEMA_MAX_BYTES: u64 = 4 * 1024 * 1024;
 pub(crate) struct Format {
     /// Payloads name their schema in this registry, which speaks Confluent's API: Avro, Protobuf
     /// and JSON Schema. Several addresses with commas.
-    pub(crate) registry: Option<String>,
+    pub(crate) registry: Option<RegistryUrl>,
     /// The user name, or the API key, for the registry.
     pub(crate) user: Option<String>,
     /// The password, or the secret of the API key.
@@ -52,6 +53,37 @@ pub(crate) struct Format {
     /// The format, once it is built: the key and the documents of workers share its schemas.
     #[serde(skip)]
     built: Arc<OnceLock<Arc<SchemaFormat>>>,
+}
+
+/// The addresses of a registry. A login in one of them is never shown.
+#[derive(Clone, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(inline)]
+pub(crate) struct RegistryUrl(String);
+
+impl RegistryUrl {
+    /// Returns whether a password stands in an address.
+    pub(crate) fn has_password(&self) -> bool {
+        let login = self.0.rsplit_once('@');
+        login.is_some_and(|(login, _)| {
+            login
+                .split_once("://")
+                .map_or(login, |(_, login)| login)
+                .contains(':')
+        })
+    }
+}
+
+impl fmt::Display for RegistryUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&Registry::new(&self.0).addresses())
+    }
+}
+
+impl fmt::Debug for RegistryUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// What workers get as the payload.
@@ -92,7 +124,7 @@ impl Format {
     fn build(&self) -> Result<SchemaFormat, String> {
         let format = match (&self.registry, &self.avro, &self.protobuf) {
             (None, None, None) => SchemaFormat::json(),
-            (Some(url), None, None) => self.of_registry(url)?,
+            (Some(url), None, None) => self.of_registry(&url.0)?,
             (None, Some(file), None) => {
                 let schema = SchemaFormat::avro(&read("avro", file)?);
                 schema.map_err(|error| format!("`avro`: {error}"))?
@@ -180,7 +212,7 @@ impl FromStr for Format {
         let none = Self::default();
         Ok(match text.split_once(':') {
             Some(("registry", url)) => Self {
-                registry: Some(url.to_owned()),
+                registry: Some(RegistryUrl(url.to_owned())),
                 ..none
             },
             Some(("avro", file)) => Self {
@@ -243,7 +275,10 @@ mod tests {
             (Some("shop.proto".into()), Some("shop.Order"))
         );
         let format: Format = "registry:http://localhost:8081".parse().unwrap();
-        assert_eq!(format.registry.as_deref(), Some("http://localhost:8081"));
+        assert_eq!(
+            format.registry.unwrap().to_string(),
+            "http://localhost:8081"
+        );
         let format: Format = "base64, gzip".parse().unwrap();
         assert_eq!(
             format.encodings(),
@@ -256,6 +291,28 @@ mod tests {
         for bad in ["brotli", "json:x", "{"] {
             assert!(bad.parse::<Format>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_login_in_the_address_is_used_and_never_shown() {
+        for (url, is_right) in [
+            ("http://svc:s3cret@localhost:8081", true),
+            ("http://svc:s3cret@bad host", false),
+            ("svc:s3cret@localhost", false),
+            ("http://svc:s3%cret@localhost", false),
+            ("http://svc:s3,cret@localhost", false),
+            ("http://svc:s3/s3cret@localhost", false),
+        ] {
+            let format: Format = format!("registry:{url}").parse().unwrap();
+            assert!(!format!("{format:?}").contains("cret"), "{format:?}");
+            assert!(format.registry.as_ref().unwrap().has_password());
+            let built = format.build();
+            assert_eq!(built.is_ok(), is_right, "{url}: {built:?}");
+            assert!(!format!("{built:?}").contains("cret"), "{built:?}");
+        }
+        let twice = r#"{"registry": "http://a:b@x", "user": "a", "password": "b"}"#;
+        let error = twice.parse::<Format>().unwrap().build().unwrap_err();
+        assert!(error.contains("leave one out"), "{error}");
     }
 
     #[test]

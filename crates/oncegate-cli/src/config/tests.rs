@@ -304,6 +304,26 @@ fn a_secret_in_the_file_is_reported_and_never_shown() {
 }
 
 #[test]
+fn a_password_in_the_address_of_a_registry_is_reported() {
+    let line = "strictness = \"refuse\"";
+    let format = "format = { registry = \"http://me:hunter2@registry:8081\" }";
+    let text = changed(line, &format!("{line}\n{format}"));
+    for (secrets, severity) in [
+        (Secrets::MayBeLiteral, Severity::Warning),
+        (Secrets::MustBeElsewhere, Severity::Error),
+    ] {
+        let loaded = loaded(&text, &[], Vec::new(), secrets);
+        let [finding] = loaded.findings.all.as_slice() else {
+            panic!("{}", loaded.render())
+        };
+        assert_eq!(finding.severity, severity);
+        assert!(loaded.render().contains("an address contains a password"));
+        assert!(!loaded.render().contains("hunter2"), "{}", loaded.render());
+        assert!(!format!("{:?}", loaded.config).contains("hunter2"));
+    }
+}
+
+#[test]
 fn every_setting_is_in_the_table_with_a_meaning() {
     let table = table::markdown();
     for row in table.lines().skip(2) {

@@ -20,6 +20,7 @@ use crate::configured::ConfigArgs;
 use crate::exit::{Exit, Problem};
 use crate::parse::duration;
 use crate::run::status::OFF;
+use crate::store::redacted;
 
 /// The longest answer that is read, in bytes.
 const ANSWER_MAX_BYTES: usize = 4 * 1024 * 1024;
@@ -60,7 +61,7 @@ pub(crate) async fn run(args: &StatusArgs) -> Result<Exit, Problem> {
     if args.probe {
         probe::tell(answered, args.json)
     } else {
-        page::tell(&url, &answered, args.json)
+        page::tell(&redacted(&url), &answered, args.json)
     }
 }
 
@@ -117,9 +118,10 @@ fn reachable(listen: &str) -> String {
 
 /// Returns the answer to one request.
 async fn ask(url: &str) -> Result<(StatusCode, String), Problem> {
-    let uri: Uri = url
-        .parse()
-        .map_err(|error| Problem::configuration(format!("{url} is no address: {error}")))?;
+    let uri: Uri = url.parse().map_err(|error| {
+        let shown = redacted(url);
+        Problem::configuration(format!("{shown} is no address: {error}"))
+    })?;
     let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
     let response = client.get(uri).await.map_err(|error| silent(url, &error))?;
     let status = response.status();
@@ -132,7 +134,8 @@ async fn ask(url: &str) -> Result<(StatusCode, String), Problem> {
 
 fn silent(url: &str, error: &dyn std::error::Error) -> Problem {
     let why = Problem::caused(Exit::Unreachable, error);
-    Problem::new(Exit::Unreachable, format!("no answer from {url}: {why}"))
+    let shown = redacted(url);
+    Problem::new(Exit::Unreachable, format!("no answer from {shown}: {why}"))
 }
 
 #[cfg(test)]

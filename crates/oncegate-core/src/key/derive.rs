@@ -8,12 +8,13 @@ use super::custom::CustomKey;
 use super::encode::{self, Writer};
 use super::error::{KeyError, KeySpecError};
 use super::explain::Explanation;
-use super::format::{DocumentPlace, PrepareError, SharedFormat, Wanted};
-use super::input::{HeaderValue, KeySource};
+use super::format::{DocumentPlace, PrepareError, SharedFormat, Wanted, is_batch_of_events};
+use super::input::{ByRef, HeaderValue, KeySource};
 use super::limits::{KEY_FORMAT, MAX_NAME_BYTES};
 use super::normaliser::Normaliser;
-use super::parts::{self, Composed, Reading};
+use super::parts::{Composed, Reading};
 use super::path::{Node, Path};
+use super::paths::{PathList, PathTrees};
 use super::routes::Routes;
 use super::scratch::{Scanning, Scratch, with_scratch, within};
 use super::store_key::{Digest, Scope, StoreKey};
@@ -32,8 +33,7 @@ pub struct CompiledKey {
     tenant: Option<Tenant>,
     plan: KeyPlan,
     /// The wanted paths: the fields in order, then the tenant.
-    wanted: Node,
-    targets: usize,
+    paths: PathTrees,
     max_payload_bytes: usize,
     /// `None`: the payload is the document.
     format: Option<SharedFormat>,
@@ -56,6 +56,7 @@ enum KeyPlan {
 struct FieldPlan {
     path: String,
     normalisers: Vec<Normaliser>,
+    takes_default: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -78,11 +79,11 @@ impl Key {
         let mut prefix = vec![KEY_FORMAT, domain];
         encode::put_bytes(scope.as_str().as_bytes(), &mut prefix);
 
-        let mut paths: Vec<Vec<String>> = Vec::new();
+        let mut paths = PathList::default();
         let plan = match key.source {
             Source::Json(fields) => {
                 for field in &fields {
-                    paths.push(Path::parse(&field.path)?.parts);
+                    paths.target(Path::parse(&field.path)?.parts, field.takes_default);
                 }
                 KeyPlan::Json(fields.into_iter().map(Into::into).collect())
             }
@@ -105,7 +106,7 @@ impl Key {
         };
         let tenant = match key.tenant {
             Some(TenantSource::Json(field)) => {
-                let target = parts::target(&mut paths, Path::parse(&field.path)?.parts);
+                let target = paths.target(Path::parse(&field.path)?.parts, field.takes_default);
                 Some(Tenant::Json {
                     field: field.into(),
                     target,
@@ -119,8 +120,7 @@ impl Key {
             prefix,
             tenant,
             plan,
-            wanted: Node::of_names(paths.iter().map(Vec::as_slice)),
-            targets: paths.len(),
+            paths: paths.compile(),
             max_payload_bytes: key.max_payload_bytes,
             format: key.format,
             routes: key.routes,
@@ -134,6 +134,7 @@ impl From<Field> for FieldPlan {
         Self {
             path: field.path,
             normalisers: field.normalisers,
+            takes_default: field.takes_default,
         }
     }
 }
@@ -274,6 +275,24 @@ impl CompiledKey {
         message: &dyn KeySource,
         scratch: &mut Scratch,
     ) -> Result<Range<usize>, KeyError> {
+        self.write_all(route, message, scratch)
+            .map_err(|error| match error {
+                // A path of one event finds nothing in several, and the names are right.
+                KeyError::MissingField { .. } | KeyError::NoCase if is_batch_of_events(message) => {
+                    KeyError::Framed {
+                        what: "a batch of CloudEvents, several messages in one, which is not taken apart; let the producer send each event by itself",
+                    }
+                }
+                error => error,
+            })
+    }
+
+    fn write_all(
+        &self,
+        route: &str,
+        message: &dyn KeySource,
+        scratch: &mut Scratch,
+    ) -> Result<Range<usize>, KeyError> {
         let route = self.routes.name(route);
         within("route", route.len(), MAX_NAME_BYTES)?;
         scratch.out.extend_from_slice(&self.prefix);
@@ -343,9 +362,8 @@ impl CompiledKey {
         within("payload", payload.len(), self.max_payload_bytes)?;
         let reading = Scanning {
             format: self.format.as_ref(),
-            wanted: &self.wanted,
-            targets: self.targets,
-            whole: self.reads_all(),
+            paths: &self.paths,
+            all_but: self.exceptions(),
             limit: self.max_payload_bytes,
         };
         Ok(scratch
@@ -353,12 +371,16 @@ impl CompiledKey {
             .map_or(Scanned::Written, Scanned::InMessage))
     }
 
-    fn reads_all(&self) -> bool {
-        matches!(self.plan, KeyPlan::Payload { .. })
+    /// The exceptions from the whole document; `None` when the key does not read all of it.
+    fn exceptions(&self) -> Option<&Node> {
+        match &self.plan {
+            KeyPlan::Payload { except } => Some(except),
+            _ => None,
+        }
     }
 
     fn reads_document(&self) -> bool {
-        self.reads_all() || self.targets > 0
+        self.exceptions().is_some() || self.paths.targets > 0
     }
 
     fn write_tenant(
@@ -370,7 +392,7 @@ impl CompiledKey {
         match &self.tenant {
             None => Ok(()),
             Some(Tenant::Json { field, target }) => {
-                let value = writer.doc.found.get(*target).copied().flatten();
+                let value = writer.doc.value(*target, field.takes_default);
                 writer.field(&field.path, &field.normalisers, value, None)
             }
             Some(Tenant::Header(name)) => self.write_header(name, message, writer.out),
@@ -388,7 +410,7 @@ impl CompiledKey {
                 encode::put_len(fields.len(), writer.out);
                 for (target, field) in fields.iter().enumerate() {
                     encode::put_bytes(field.path.as_bytes(), writer.out);
-                    let value = writer.doc.found.get(target).copied().flatten();
+                    let value = writer.doc.value(target, field.takes_default);
                     writer.field(&field.path, &field.normalisers, value, None)?;
                 }
                 Ok(())
@@ -466,25 +488,4 @@ enum Scanned<'m> {
     InMessage(&'m [u8]),
     /// In the buffers.
     Written,
-}
-
-/// Wraps an unsized source so that it can be used as `&dyn KeySource`.
-pub(super) struct ByRef<'a, T: ?Sized>(pub(super) &'a T);
-
-impl<T: KeySource + ?Sized> KeySource for ByRef<'_, T> {
-    fn payload(&self) -> Option<&[u8]> {
-        self.0.payload()
-    }
-
-    fn header(&self, name: &str) -> HeaderValue<'_> {
-        self.0.header(name)
-    }
-
-    fn message_key(&self) -> Option<&[u8]> {
-        self.0.message_key()
-    }
-
-    fn message_id(&self) -> Option<&str> {
-        self.0.message_id()
-    }
 }

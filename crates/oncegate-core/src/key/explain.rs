@@ -6,6 +6,7 @@
 use std::fmt::{self, Write as _};
 
 use super::encode::{self, DOMAIN_HTTP_KEY, DOMAIN_KEY};
+use super::instant;
 use super::store_key::{Digest, StoreKey};
 
 /// An explanation of what a key is made of. It contains payload values: do not log it.
@@ -217,7 +218,13 @@ impl<'a> Reader<'a> {
                 Some(())
             }
             encode::TAG_STRING => write!(out, "{:?}", self.text()?).ok(),
-            encode::TAG_INSTANT => write!(out, "instant {}", self.text()?).ok(),
+            encode::TAG_INSTANT => {
+                let count = self.text()?;
+                match count.strip_suffix('d').and_then(|days| days.parse().ok()) {
+                    Some(days) => write!(out, "{} in UTC ({count})", instant::date(days)).ok(),
+                    None => write!(out, "instant {count}").ok(),
+                }
+            }
             encode::TAG_BYTES => write!(out, "b\"{}\"", self.counted()?.escape_ascii()).ok(),
             encode::TAG_ARRAY => self.list(out, '[', ']', false),
             encode::TAG_UNORDERED => {

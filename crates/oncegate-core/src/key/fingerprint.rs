@@ -6,14 +6,14 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::derive::ByRef;
 use super::encode::{self, Writer};
 use super::error::{KeyError, KeySpecError};
 use super::format::{PrepareError, SharedFormat};
-use super::input::KeySource;
+use super::input::{ByRef, KeySource};
 use super::limits::KEY_FORMAT;
 use super::parts::plain_paths;
 use super::path::{self, Node, Path};
+use super::paths::PathTrees;
 use super::scratch::{Scanning, Scratch, with_scratch, within};
 use super::spec::canonical_paths;
 use super::{Key, Source, TenantSource};
@@ -222,9 +222,8 @@ impl CompiledFingerprint {
         scratch.out.push(encode::SOURCE_PAYLOAD);
         let reading = Scanning {
             format: self.format.as_ref(),
-            wanted: &Node::default(),
-            targets: 0,
-            whole: true,
+            paths: &PathTrees::default(),
+            all_but: Some(&self.except),
             limit: self.max_payload_bytes,
         };
         let in_message = scratch.scan(message, payload, reading)?;

@@ -10,7 +10,7 @@ pub trait KeySource {
     /// The payload; `None` when there is none (a Kafka tombstone). An empty payload is `Some`.
     fn payload(&self) -> Option<&[u8]>;
 
-    /// The header with exactly this name. See [`HeaderValue::of`].
+    /// The header with this name. See [`HeaderValue::named`].
     fn header(&self, name: &str) -> HeaderValue<'_>;
 
     /// The broker's message key.
@@ -27,19 +27,35 @@ pub enum HeaderValue<'a> {
     Absent,
     /// There is one header of this name.
     One(&'a [u8]),
-    /// There are several headers of this name. It is not defined which one counts, so no key is
-    /// made from them.
+    /// There are several headers of this name, with different values. It is not defined which one
+    /// counts, so no key is made from them.
     Several,
 }
 
 impl<'a> HeaderValue<'a> {
-    /// Combines the values of all headers of one name.
+    /// Looks a name up among the headers of a message. If none has exactly this name, one does that
+    /// differs in the case of its ASCII letters: bridges and gateways change it.
+    pub fn named<'n, H>(headers: H, name: &str) -> Self
+    where
+        H: Iterator<Item = (&'n str, &'a [u8])> + Clone,
+    {
+        let exact = headers.clone().filter(|(known, _)| *known == name);
+        match Self::of(exact.map(|(_, value)| value)) {
+            Self::Absent => {
+                let alike = headers.filter(|(known, _)| known.eq_ignore_ascii_case(name));
+                Self::of(alike.map(|(_, value)| value))
+            }
+            found => found,
+        }
+    }
+
+    /// Combines the values of all headers of one name. Equal ones are one.
     pub fn of(values: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut values = values.into_iter();
-        match (values.next(), values.next()) {
-            (None, _) => Self::Absent,
-            (Some(value), None) => Self::One(value),
-            (Some(_), Some(_)) => Self::Several,
+        match values.next() {
+            None => Self::Absent,
+            Some(value) if values.all(|other| other == value) => Self::One(value),
+            Some(_) => Self::Several,
         }
     }
 }
@@ -97,12 +113,7 @@ impl KeySource for KeyInput<'_> {
     }
 
     fn header(&self, name: &str) -> HeaderValue<'_> {
-        HeaderValue::of(
-            self.headers
-                .iter()
-                .filter(|(known, _)| *known == name)
-                .map(|(_, value)| *value),
-        )
+        HeaderValue::named(self.headers.iter().copied(), name)
     }
 
     fn message_key(&self) -> Option<&[u8]> {
@@ -111,6 +122,27 @@ impl KeySource for KeyInput<'_> {
 
     fn message_id(&self) -> Option<&str> {
         self.message_id
+    }
+}
+
+/// Wraps an unsized source so that it can be used as `&dyn KeySource`.
+pub(super) struct ByRef<'a, T: ?Sized>(pub(super) &'a T);
+
+impl<T: KeySource + ?Sized> KeySource for ByRef<'_, T> {
+    fn payload(&self) -> Option<&[u8]> {
+        self.0.payload()
+    }
+
+    fn header(&self, name: &str) -> HeaderValue<'_> {
+        self.0.header(name)
+    }
+
+    fn message_key(&self) -> Option<&[u8]> {
+        self.0.message_key()
+    }
+
+    fn message_id(&self) -> Option<&str> {
+        self.0.message_id()
     }
 }
 

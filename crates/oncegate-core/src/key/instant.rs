@@ -261,6 +261,24 @@ fn days_since_1970(year: i64, month: i64, day: i64) -> Option<i64> {
     Some(days + day_of_year - 719_468)
 }
 
+/// Returns the date of a day counted since 1970-01-01, for people.
+pub(super) fn date(days: i64) -> String {
+    // The year is one of 0 to 9999 for every instant that a key has.
+    let mut year = 1970 + days / 366;
+    while days_since_1970(year + 1, 1, 1).is_some_and(|first| first <= days) {
+        year += 1;
+    }
+    while days_since_1970(year, 1, 1).is_some_and(|first| first > days) {
+        year -= 1;
+    }
+    let month = (1..=12)
+        .rev()
+        .find(|month| days_since_1970(year, *month, 1).is_some_and(|first| first <= days))
+        .unwrap_or(1);
+    let day = days_since_1970(year, month, 1).map_or(0, |first| days - first) + 1;
+    format!("{year:04}-{month:02}-{day:02}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -456,6 +474,7 @@ mod tests {
                 for day in 1..=31 {
                     if let Some(days) = days_since_1970(year, month, day) {
                         assert_eq!(days, expected, "{year}-{month}-{day}");
+                        assert_eq!(date(days), format!("{year:04}-{month:02}-{day:02}"));
                         expected += 1;
                     }
                 }

@@ -35,11 +35,31 @@ impl Document {
         targets: usize,
         whole: bool,
     ) -> Result<(), KeyError> {
-        self.found.clear();
-        self.found.resize(targets, None);
+        self.begin(targets);
+        self.scan_more(payload, 0, wanted, whole)
+    }
+
+    /// Empties the buffers for the documents of a message.
+    pub(super) fn begin(&mut self, targets: usize) {
+        for values in [&mut self.found, &mut self.defaults] {
+            values.clear();
+            values.resize(targets, None);
+        }
         self.tape.clear();
         self.arena.clear();
         self.names.clear();
+    }
+
+    /// Validates the document that begins at `start` of `text`, and records its values beside those
+    /// of the documents before it.
+    pub(super) fn scan_more(
+        &mut self,
+        text: &[u8],
+        start: usize,
+        wanted: &Node,
+        whole: bool,
+    ) -> Result<(), KeyError> {
+        let payload = text.get(start..).unwrap_or_default();
         // No JSON document begins like this, but all of UTF-16 and UTF-32 do, with a byte order
         // mark or without.
         if matches!(
@@ -50,19 +70,19 @@ impl Document {
         }
         if let Err(error) = std::str::from_utf8(payload) {
             return Err(KeyError::NotUtf8 {
-                offset: error.valid_up_to(),
+                offset: start + error.valid_up_to(),
             });
         }
         // Windows programs write a byte order mark before UTF-8. It is no part of the document,
         // wherever keys come from.
-        let start = if payload.starts_with(BYTE_ORDER_MARK) {
+        let mark = if payload.starts_with(BYTE_ORDER_MARK) {
             BYTE_ORDER_MARK.len()
         } else {
             0
         };
         let mut scanner = Scanner {
-            bytes: payload,
-            at: start,
+            bytes: text,
+            at: start + mark,
             depth: 0,
             recording: whole,
             doc: self,
@@ -70,7 +90,7 @@ impl Document {
         scanner.skip_space();
         scanner.value(Some(wanted), NO_NAME)?;
         scanner.skip_space();
-        if scanner.at < payload.len() {
+        if scanner.at < text.len() {
             return Err(scanner.malformed("something follows the document"));
         }
         Ok(())

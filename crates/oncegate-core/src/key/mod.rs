@@ -57,6 +57,7 @@ mod normaliser;
 mod number;
 mod parts;
 mod path;
+mod paths;
 mod routes;
 mod scratch;
 mod spec;
@@ -78,7 +79,9 @@ pub use self::error::{KeyError, KeySpecError};
 pub use self::explain::Explanation;
 pub use self::fingerprint::{CompiledFingerprint, Fingerprint, FingerprintSpec};
 use self::format::SharedFormat;
-pub use self::format::{DocumentPlace, Format, PrepareError, Wanted, foreign_form, is_s3_pointer};
+pub use self::format::{
+    DocumentPlace, Format, PrepareError, Wanted, foreign_avro, foreign_form, is_s3_pointer,
+};
 pub use self::input::{HeaderValue, KeyInput, KeySource};
 pub use self::limits::{
     DEFAULT_MAX_PAYLOAD_BYTES, KEY_FORMAT, MAX_DEPTH, MAX_NAME_BYTES, MAX_PATH_BYTES, MAX_PATHS,
@@ -159,8 +162,8 @@ impl Key {
         Self::of(Source::Payload)
     }
 
-    /// Makes a key from the bytes of a header. The name is compared exactly, and the header must
-    /// occur once.
+    /// Makes a key from the bytes of a header. If the message has none with exactly this name, one
+    /// in another case counts. It may occur several times with one value.
     pub fn header(name: impl Into<String>) -> Self {
         Self::of(Source::Header(name.into()))
     }
@@ -383,11 +386,12 @@ impl Key {
 /// A field of a key: a path, and the normalisers that are applied to its value, in order.
 ///
 /// In a file `"order_id"`, or `{ path = "amount", as = "decimal" }`, or `as = ["trim",
-/// "lowercase"]`.
+/// "lowercase"]`, or `default = true`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
     path: String,
     normalisers: Vec<Normaliser>,
+    takes_default: bool,
 }
 
 impl Field {
@@ -397,7 +401,18 @@ impl Field {
         Self {
             path: path.into(),
             normalisers: Vec::new(),
+            takes_default: false,
         }
+    }
+
+    /// Lets the field have the default of its schema in a message that was sent without it: a
+    /// Protobuf field without presence, a field that only the reader schema of Avro has. Changes no
+    /// key of JSON. Default: the message has no key, because a default is the same in every
+    /// message. In a file `default = true`.
+    #[must_use]
+    pub fn or_default(mut self) -> Self {
+        self.takes_default = true;
+        self
     }
 
     /// Removes white space at both ends. The value must be a string.

@@ -138,24 +138,24 @@ pub(super) struct Node {
 impl Node {
     /// Builds the tree. The n-th path gets target n.
     pub(super) fn of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Self {
-        let mut root = Self::default();
-        root.insert_all(paths.into_iter().map(|path| path.parts.as_slice()));
-        root
+        let paths = paths.into_iter().enumerate();
+        Self::of_targets(paths.map(|(target, path)| (target, path.parts.as_slice())))
     }
 
-    /// Builds the tree of paths that are given by their parts. A path without parts is the document
-    /// itself.
-    pub(super) fn of_names<'a>(paths: impl IntoIterator<Item = &'a [String]>) -> Self {
+    /// Builds the tree of paths that are given by their targets and parts. A path without parts is
+    /// the document itself.
+    pub(super) fn of_targets<'a>(paths: impl IntoIterator<Item = (usize, &'a [String])>) -> Self {
         let mut root = Self::default();
-        root.insert_all(paths);
-        root
-    }
-
-    fn insert_all<'a>(&mut self, paths: impl IntoIterator<Item = &'a [String]>) {
-        for (target, parts) in paths.into_iter().enumerate() {
-            self.insert(parts, target);
+        for (target, parts) in paths {
+            root.insert(parts, target);
         }
-        self.index();
+        root.index();
+        root
+    }
+
+    /// Returns whether there is no path in the tree.
+    pub(super) fn is_empty(&self) -> bool {
+        self.target.is_none() && self.children.is_empty()
     }
 
     fn insert(&mut self, parts: &[String], target: usize) {

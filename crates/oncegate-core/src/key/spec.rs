@@ -123,6 +123,7 @@ impl Field {
         Ok(Self {
             path,
             normalisers: self.normalisers.clone(),
+            takes_default: self.takes_default,
         })
     }
 }
@@ -236,9 +237,23 @@ impl KeyMap {
 }
 
 /// The specification as a descriptor holds it: canonical, with the function of a custom key by its
-/// name, and without the size limit, which changes no key.
+/// name, and without the size limit and the use of defaults, which change no key.
 pub(super) fn describe(key: &Key) -> Result<impl Serialize + use<>, KeySpecError> {
-    Ok(KeyMap::of(&key.canonical()?))
+    let mut key = key.canonical()?;
+    match &mut key.source {
+        Source::Json(fields) => {
+            for field in fields {
+                field.takes_default = false;
+            }
+        }
+        Source::Parts(parts) => parts.iter_mut().for_each(Part::forget_defaults),
+        Source::Cases(cases) => cases.iter_mut().for_each(KeyCase::forget_defaults),
+        _ => {}
+    }
+    if let Some(TenantSource::Json(field)) = &mut key.tenant {
+        field.takes_default = false;
+    }
+    Ok(KeyMap::of(&key))
 }
 
 impl Serialize for Key {
@@ -298,12 +313,17 @@ fn word(text: &str) -> Option<Key> {
 
 impl Serialize for Field {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if self.normalisers.is_empty() {
+        if self.normalisers.is_empty() && !self.takes_default {
             return serializer.serialize_str(&self.path);
         }
-        let mut map = serializer.serialize_map(Some(2))?;
+        let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("path", &self.path)?;
-        map.serialize_entry("as", &self.normalisers)?;
+        if !self.normalisers.is_empty() {
+            map.serialize_entry("as", &self.normalisers)?;
+        }
+        if self.takes_default {
+            map.serialize_entry("default", &true)?;
+        }
         map.end()
     }
 }
@@ -334,12 +354,18 @@ impl<'de> Visitor<'de> for FieldVisitor {
             path: String,
             #[serde(default, rename = "as")]
             normalisers: OneOrMany,
+            #[serde(default, rename = "default")]
+            takes_default: bool,
         }
-        let FieldMap { path, normalisers } =
-            FieldMap::deserialize(MapAccessDeserializer::new(map))?;
+        let FieldMap {
+            path,
+            normalisers,
+            takes_default,
+        } = FieldMap::deserialize(MapAccessDeserializer::new(map))?;
         Ok(Field {
             path,
             normalisers: normalisers.0,
+            takes_default,
         })
     }
 }

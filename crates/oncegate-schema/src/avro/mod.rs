@@ -34,7 +34,7 @@ impl AvroSchema {
             depth: 0,
             json,
         };
-        reader.write(self.root, wanted)?;
+        reader.write(self.root, &wanted)?;
         if reader.at < bytes.len() {
             return Err(reader.malformed("something follows the value"));
         }
@@ -58,7 +58,7 @@ struct AvroReader<'a> {
 
 impl<'a> AvroReader<'a> {
     /// Reads a value and writes the wanted parts of it.
-    fn write(&mut self, id: TypeId, wanted: Wanted<'_>) -> Result<(), KeyError> {
+    fn write(&mut self, id: TypeId, wanted: &Wanted<'_>) -> Result<(), KeyError> {
         let schema = self.schema;
         match schema.kind(id) {
             Type::Null => self.json.raw("null"),
@@ -155,36 +155,39 @@ impl<'a> AvroReader<'a> {
         }
     }
 
-    fn record(&mut self, record: &'a Record, wanted: Wanted<'_>) -> Result<(), KeyError> {
+    fn record(&mut self, record: &'a Record, wanted: &Wanted<'_>) -> Result<(), KeyError> {
         self.json.open(b'{');
         for field in &record.fields {
             let start = self.at;
             let mut is_read = false;
-            for name in names(&field.name, &field.aliases, wanted) {
-                if let Some(inner) = wanted.member(name.as_bytes()) {
-                    self.at = start;
-                    self.json.name(name.as_bytes())?;
-                    self.write(field.of, inner)?;
-                    is_read = true;
-                }
+            for (name, inner) in wanted_names(&field.name, &field.aliases, wanted) {
+                self.at = start;
+                self.json.name(name.as_bytes())?;
+                self.write(field.of, &inner)?;
+                is_read = true;
             }
             if !is_read {
                 self.skip(field.of)?;
             }
         }
-        for field in &record.missing {
-            for name in names(&field.name, &field.aliases, wanted) {
-                if let Some(inner) = wanted.member(name.as_bytes()) {
-                    self.json.name(name.as_bytes())?;
-                    self.missing(field, inner)?;
-                }
+        // A default is the same in every message, so a path has to ask for it. A whole record has
+        // it: both schemas then make one document.
+        let defaults = if wanted.is_all() || wanted.takes_defaults() {
+            record.missing.as_slice()
+        } else {
+            &[]
+        };
+        for field in defaults {
+            for (name, inner) in wanted_names(&field.name, &field.aliases, wanted) {
+                self.json.name(name.as_bytes())?;
+                self.missing(field, &inner)?;
             }
         }
         self.json.close(b'}')
     }
 
     /// Writes the wanted parts of a default.
-    fn missing(&mut self, field: &'a MissingField, wanted: Wanted<'_>) -> Result<(), KeyError> {
+    fn missing(&mut self, field: &'a MissingField, wanted: &Wanted<'_>) -> Result<(), KeyError> {
         let bytes = std::mem::replace(&mut self.bytes, &field.default);
         let at = std::mem::take(&mut self.at);
         let result = self.write(field.of, wanted);
@@ -193,7 +196,7 @@ impl<'a> AvroReader<'a> {
         result
     }
 
-    fn array(&mut self, items: TypeId, wanted: Wanted<'_>) -> Result<(), KeyError> {
+    fn array(&mut self, items: TypeId, wanted: &Wanted<'_>) -> Result<(), KeyError> {
         self.json.open(b'[');
         let mut index = 0;
         while let Some(block) = self.block()? {
@@ -204,7 +207,7 @@ impl<'a> AvroReader<'a> {
                 }
                 self.json.separate();
                 match wanted.element(index) {
-                    Some(inner) => self.write(items, inner)?,
+                    Some(inner) => self.write(items, &inner)?,
                     None => {
                         self.skip(items)?;
                         self.json.raw("null")?;
@@ -217,7 +220,7 @@ impl<'a> AvroReader<'a> {
         self.json.close(b']')
     }
 
-    fn map(&mut self, values: TypeId, wanted: Wanted<'_>) -> Result<(), KeyError> {
+    fn map(&mut self, values: TypeId, wanted: &Wanted<'_>) -> Result<(), KeyError> {
         self.json.open(b'{');
         while let Some(block) = self.block()? {
             for _ in 0..block.count {
@@ -225,7 +228,7 @@ impl<'a> AvroReader<'a> {
                 match wanted.member(name) {
                     Some(inner) => {
                         self.json.name(name)?;
-                        self.write(values, inner)?;
+                        self.write(values, &inner)?;
                     }
                     None => self.skip(values)?,
                 }
@@ -439,15 +442,21 @@ impl<'a> AvroReader<'a> {
     }
 }
 
-/// The names of a field. A whole document has the first one; paths may also use a former name of
-/// the field.
-fn names<'f>(
+/// The names by which a field is wanted, each with the wanted part. A whole document has the first
+/// one, without exceptions by any of them; paths may also use a former name of the field.
+fn wanted_names<'f, 'w>(
     name: &'f String,
     aliases: &'f [String],
-    wanted: Wanted<'_>,
-) -> impl Iterator<Item = &'f String> {
-    let aliases = if wanted.is_all() { &[] } else { aliases };
-    std::iter::once(name).chain(aliases)
+    wanted: &Wanted<'w>,
+) -> Vec<(&'f String, Wanted<'w>)> {
+    let names = std::iter::once(name).chain(aliases);
+    if wanted.is_all() {
+        let inner = wanted.member_of(names.map(|name| name.as_bytes()));
+        return inner.map(|inner| (name, inner)).into_iter().collect();
+    }
+    names
+        .filter_map(|name| Some((name, wanted.member(name.as_bytes())?)))
+        .collect()
 }
 
 /// A block of an array or map.

@@ -4,7 +4,7 @@
 //! types are those of the payload's schema, and a field that the reader schema does not have stays.
 //! Without that field, messages that differ in it alone would share a key.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::AvroSchema;
 use super::default;
@@ -211,10 +211,14 @@ impl<'a> Resolution<'a> {
         matches: &[Option<usize>],
         origin: Origin,
     ) -> Result<Vec<RecordField>, String> {
+        let counterparts: HashMap<usize, &RecordField> = matches
+            .iter()
+            .zip(&read_as.fields)
+            .filter_map(|(found, field)| Some(((*found)?, field)))
+            .collect();
         let mut fields = Vec::new();
         for (index, field) in record.fields.iter().enumerate() {
-            let counterpart = matches.iter().position(|found| *found == Some(index));
-            let counterpart = counterpart.and_then(|index| read_as.fields.get(index));
+            let counterpart = counterparts.get(&index).copied();
             let of = self.of(Pair {
                 of: origin.inner(field.of),
                 read_as: counterpart.map(|field| field.of),
@@ -262,20 +266,35 @@ impl<'a> Resolution<'a> {
 }
 
 /// Returns the position of the payload's field for each field of the reader schema. A field with
-/// the same name goes before one with an alias.
+/// the same name goes before one with an alias, and an alias of the reader schema before one that
+/// the payload's schema has: without the latter, a reader schema that is older than the payload
+/// would have its default in the place of what was sent.
 fn matches(record: &Record, read_as: &Record) -> Vec<Option<usize>> {
+    let names: HashMap<&str, usize> = record
+        .fields
+        .iter()
+        .zip(0..)
+        .map(|(field, index)| (field.name.as_str(), index))
+        .collect();
+    let mut former_names: HashMap<&str, usize> = HashMap::new();
+    for (field, index) in record.fields.iter().zip(0..) {
+        for alias in &field.aliases {
+            former_names.entry(alias).or_insert(index);
+        }
+    }
     let mut matches: Vec<Option<usize>> = Vec::new();
     for field in &read_as.fields {
-        matches.push(position(record, &field.name));
+        matches.push(names.get(field.name.as_str()).copied());
     }
-    for (field, found) in read_as.fields.iter().zip(0..) {
-        let mut former = field
-            .aliases
-            .iter()
-            .filter_map(|alias| position(record, alias));
-        let former = former.find(|index| !matches.contains(&Some(*index)));
-        if let Some(slot @ None) = matches.get_mut(found) {
-            *slot = former;
+    let mut taken: HashSet<usize> = matches.iter().flatten().copied().collect();
+    for positions in [&names, &former_names] {
+        for (field, slot) in read_as.fields.iter().zip(&mut matches) {
+            if slot.is_none() {
+                *slot = std::iter::once(&field.name)
+                    .chain(&field.aliases)
+                    .filter_map(|name| positions.get(name.as_str()).copied())
+                    .find(|index| taken.insert(*index));
+            }
         }
     }
     matches
@@ -286,22 +305,12 @@ impl Record {
     fn keep_names_apart(&mut self) {
         let names = self.fields.iter().map(|field| &field.name);
         let names = names.chain(self.missing.iter().map(|field| &field.name));
-        let mut taken: Vec<String> = names.cloned().collect();
+        let mut taken: HashSet<String> = names.cloned().collect();
         let aliases = self.fields.iter_mut().map(|field| &mut field.aliases);
         for aliases in aliases.chain(self.missing.iter_mut().map(|field| &mut field.aliases)) {
-            aliases.retain(|alias| {
-                let is_free = !taken.contains(alias);
-                if is_free {
-                    taken.push(alias.clone());
-                }
-                is_free
-            });
+            aliases.retain(|alias| taken.insert(alias.clone()));
         }
     }
-}
-
-fn position(record: &Record, name: &str) -> Option<usize> {
-    record.fields.iter().position(|field| field.name == name)
 }
 
 /// Returns whether a type of the reader schema stands for this type. Records match by their names,

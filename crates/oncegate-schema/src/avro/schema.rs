@@ -3,7 +3,7 @@
 //! A reader of keys needs the shape of the bytes, and the names and the aliases of fields. The
 //! additions of a reader schema are worked out once for each schema, in `resolution`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value};
 
@@ -125,27 +125,43 @@ impl AvroSchema {
 /// Finds the types whose values take no bytes. A record that contains itself is not one of them.
 fn empty(types: &[Type]) -> Vec<bool> {
     let mut empty = vec![false; types.len()];
-    loop {
-        let mut has_changed = false;
-        // Most types come after the record that uses them.
-        for (id, kind) in types.iter().enumerate().rev() {
-            let is_empty = match kind {
-                Type::Null | Type::Fixed(0) => true,
-                Type::Record(record) => record
-                    .fields
-                    .iter()
-                    .all(|field| empty.get(field.of) == Some(&true)),
-                _ => false,
-            };
-            if let Some(known) = empty.get_mut(id).filter(|known| **known != is_empty) {
-                *known = is_empty;
-                has_changed = true;
+    // Of each record, the fields that are not known to be empty; of each type, the records that it
+    // is a field of.
+    let mut left = vec![0_usize; types.len()];
+    let mut users: Vec<Vec<TypeId>> = vec![Vec::new(); types.len()];
+    let mut open: Vec<TypeId> = Vec::new();
+    for (id, kind) in types.iter().enumerate() {
+        let fields = match kind {
+            Type::Null | Type::Fixed(0) => &[],
+            Type::Record(record) => record.fields.as_slice(),
+            _ => continue,
+        };
+        if let Some(left) = left.get_mut(id) {
+            *left = fields.len();
+        }
+        for field in fields {
+            if let Some(users) = users.get_mut(field.of) {
+                users.push(id);
             }
         }
-        if !has_changed {
-            return empty;
+        if fields.is_empty() {
+            open.push(id);
         }
     }
+    while let Some(id) = open.pop() {
+        if let Some(is_empty) = empty.get_mut(id) {
+            *is_empty = true;
+        }
+        for user in users.get_mut(id).map(std::mem::take).unwrap_or_default() {
+            if let Some(left) = left.get_mut(user) {
+                *left -= 1;
+                if *left == 0 {
+                    open.push(user);
+                }
+            }
+        }
+    }
+    empty
 }
 
 #[derive(Default)]
@@ -246,17 +262,16 @@ impl Parser {
         let id = self.define(map, namespace, Type::Null)?;
         let own = namespace_of(map, namespace)?;
         let mut fields: Vec<RecordField> = Vec::new();
+        let mut taken: HashSet<String> = HashSet::new();
         for field in list(map, "fields")? {
             let field = self.field(field, &own)?;
-            if fields.iter().any(|known| known.name == field.name) {
+            if !taken.insert(field.name.clone()) {
                 return Err(format!("a record has two fields `{}`", field.name));
             }
             fields.push(field);
         }
-        let mut taken: Vec<String> = fields.iter().map(|field| field.name.clone()).collect();
         for field in &mut fields {
-            field.aliases.retain(|alias| !taken.contains(alias));
-            taken.extend(field.aliases.iter().cloned());
+            field.aliases.retain(|alias| taken.insert(alias.clone()));
         }
         let name = full_name(text(map, "name").unwrap_or_default(), &own);
         let record = Record {
@@ -367,6 +382,9 @@ fn decimal(map: &Map<String, Value>, size: Option<usize>) -> Option<Type> {
         .get("precision")
         .and_then(Value::as_u64)
         .filter(|precision| (1..=MAX_PRECISION).contains(precision))?;
+    if size.is_some_and(|size| precision > digits_of(size)) {
+        return None;
+    }
     let scale = map
         .get("scale")
         .map_or(Some(0), Value::as_u64)
@@ -375,6 +393,17 @@ fn decimal(map: &Map<String, Value>, size: Option<usize>) -> Option<Type> {
         scale: usize::try_from(scale).ok()?,
         size,
     })
+}
+
+/// The digits of which a fixed of this size can hold every number.
+fn digits_of(size: usize) -> u64 {
+    /// The logarithm of 2 to the base 10, in parts of 10^12: exact for all sizes that have no more
+    /// than the most digits.
+    const LOG_2: u128 = 301_029_995_663;
+    let bits = (size as u128 * 8)
+        .saturating_sub(1)
+        .min(u128::from(u32::MAX));
+    u64::try_from(bits * LOG_2 / 1_000_000_000_000).unwrap_or(u64::MAX)
 }
 
 fn aliases(map: &Map<String, Value>) -> Vec<String> {

@@ -10,16 +10,19 @@
 //! - Fields may come in any order and more than once. Of a single value the last one counts; a
 //!   message that comes twice is merged, which is the same as reading its contents one after the
 //!   other; the last member of a `oneof` removes the others.
-//! - A field without presence is never sent with its default. So a path that names it finds the
-//!   default, and a whole document leaves it out.
+//! - A field without presence is not sent with its default, and one that is sent nevertheless means
+//!   the same. So neither is there, for a whole document as for a path: a default is the same in
+//!   every message. Only a path that takes defaults finds it.
 
+mod built_in;
 mod scalar;
 mod schema;
+mod source;
 mod well_known;
 mod wire;
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use oncegate_core::key::{KeyError, MAX_DEPTH, Wanted};
 
@@ -44,7 +47,7 @@ impl ProtobufSchema {
             depth: 0,
             json,
         }
-        .message(message, bytes, wanted)
+        .message(message, bytes, &wanted)
     }
 }
 
@@ -65,7 +68,12 @@ struct Found<'b> {
 
 impl<'a> MessageReader<'a> {
     /// Writes a message.
-    fn message(&mut self, id: MessageId, bytes: &[u8], wanted: Wanted<'_>) -> Result<(), KeyError> {
+    fn message(
+        &mut self,
+        id: MessageId,
+        bytes: &[u8],
+        wanted: &Wanted<'_>,
+    ) -> Result<(), KeyError> {
         if self.depth == MAX_DEPTH {
             return Err(KeyError::TooDeep {
                 offset: self.offset,
@@ -101,22 +109,40 @@ impl<'a> MessageReader<'a> {
         &mut self,
         message: &'a Message,
         bytes: &[u8],
-        wanted: Wanted<'_>,
+        wanted: &Wanted<'_>,
     ) -> Result<(), KeyError> {
         let content = self.content(message, bytes, wanted)?;
+        if wanted.is_all() {
+            return self.sent_members(message, &content, wanted);
+        }
         for (position, field) in message.fields.iter().enumerate() {
-            if wanted.is_all() {
-                self.member(field, &field.json_name, content.of(position), wanted)?;
-                continue;
-            }
             // Paths may name a field as its source does, or as JSON does.
-            if let Some(inner) = wanted.member(field.name.as_bytes()) {
-                self.member(field, &field.name, content.of(position), inner)?;
+            for name in field.names() {
+                if let Some(inner) = wanted.member(name.as_bytes()) {
+                    let own = content.of(position);
+                    self.member(field, name, own, &inner, wanted.takes_defaults())?;
+                }
             }
-            if field.json_name != field.name
-                && let Some(inner) = wanted.member(field.json_name.as_bytes())
-            {
-                self.member(field, &field.json_name, content.of(position), inner)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the members that were sent, by their names in JSON.
+    fn sent_members(
+        &mut self,
+        message: &'a Message,
+        content: &Content<'_>,
+        wanted: &Wanted<'_>,
+    ) -> Result<(), KeyError> {
+        for own in content.all() {
+            let Some(field) = own
+                .first()
+                .and_then(|found| message.fields.get(found.position))
+            else {
+                continue;
+            };
+            if let Some(inner) = wanted.member_of(field.names().map(str::as_bytes)) {
+                self.member(field, &field.json_name, Own(own), &inner, false)?;
             }
         }
         Ok(())
@@ -127,10 +153,13 @@ impl<'a> MessageReader<'a> {
         &self,
         message: &Message,
         bytes: &'b [u8],
-        wanted: Wanted<'_>,
+        wanted: &Wanted<'_>,
     ) -> Result<Content<'b>, KeyError> {
         let mut wire = Wire::new(bytes, self.offset);
         let mut found: Vec<Found<'b>> = Vec::new();
+        // Of each `oneof`, the member that came last, and how much was found when it first came
+        // after another one.
+        let mut last_members: HashMap<usize, (usize, usize)> = HashMap::new();
         while let Some((number, raw)) = wire.field()? {
             let Ok(position) = message
                 .fields
@@ -146,23 +175,21 @@ impl<'a> MessageReader<'a> {
             let Some(field) = message.fields.get(position) else {
                 continue;
             };
-            // The last member of a `oneof` removes the others.
-            if field.oneof.is_some() {
-                found.retain(|other| {
-                    let other = message.fields.get(other.position);
-                    other.is_none_or(|other| other.number == number || other.oneof != field.oneof)
-                });
+            if let Some(oneof) = field.oneof {
+                let last = last_members.entry(oneof).or_insert((position, found.len()));
+                if last.0 != position {
+                    *last = (position, found.len());
+                }
             }
-            let is_wanted = wanted.member(field.name.as_bytes()).is_some()
-                || wanted.member(field.json_name.as_bytes()).is_some();
+            let is_wanted = wanted.is_all()
+                || field
+                    .names()
+                    .any(|name| wanted.member(name.as_bytes()).is_some());
             if is_wanted {
                 found.push(Found { position, raw });
             }
         }
-        Ok(Content {
-            found,
-            is_whole: wanted.is_all(),
-        })
+        Ok(Content::new(message, found, &last_members))
     }
 
     /// Writes a member, if it is there.
@@ -171,25 +198,20 @@ impl<'a> MessageReader<'a> {
         field: &MessageField,
         name: &str,
         own: Own<'_, '_>,
-        wanted: Wanted<'_>,
+        wanted: &Wanted<'_>,
+        takes_default: bool,
     ) -> Result<(), KeyError> {
         let last = own.raws().next_back();
-        // A whole document has no member for a field that is not sent; a path finds the default, as
-        // the program that reads it would.
-        let is_left_out = match (field.shape, last) {
-            (Shape::Single, None) => own.is_whole || field.has_presence,
-            (Shape::Single, Some(raw)) => {
-                own.is_whole && !field.has_presence && scalar::is_default(raw)
-            }
-            (Shape::List, _) => {
-                own.is_whole
-                    && own
-                        .raws()
-                        .all(|raw| matches!(raw, Raw::Bytes([])) && field.kind.is_packable())
-            }
-            (Shape::Map, last) => own.is_whole && last.is_none(),
+        let is_sent = match (field.shape, last) {
+            (_, None) => false,
+            (Shape::Single, Some(raw)) => field.has_presence || !scalar::is_default(raw),
+            (Shape::List, Some(_)) => !own
+                .raws()
+                .all(|raw| matches!(raw, Raw::Bytes([])) && field.kind.is_packable()),
+            (Shape::Map, Some(_)) => true,
         };
-        if is_left_out {
+        let has_default = field.shape != Shape::Single || !field.has_presence;
+        if !is_sent && !(takes_default && has_default) {
             return Ok(());
         }
         self.json.name(name.as_bytes())?;
@@ -220,7 +242,7 @@ impl<'a> MessageReader<'a> {
     }
 
     /// Writes a repeated field. Numbers may be packed, several in one piece, or not.
-    fn list(&mut self, kind: Kind, own: Own<'_, '_>, wanted: Wanted<'_>) -> Result<(), KeyError> {
+    fn list(&mut self, kind: Kind, own: Own<'_, '_>, wanted: &Wanted<'_>) -> Result<(), KeyError> {
         self.json.open(b'[');
         let mut index = 0;
         for raw in own.raws() {
@@ -247,7 +269,7 @@ impl<'a> MessageReader<'a> {
         kind: Kind,
         raw: Raw<'_>,
         index: usize,
-        wanted: Wanted<'_>,
+        wanted: &Wanted<'_>,
     ) -> Result<(), KeyError> {
         if index >= wanted.elements() {
             return Ok(());
@@ -255,12 +277,12 @@ impl<'a> MessageReader<'a> {
         self.json.separate();
         match wanted.element(index) {
             None => self.json.raw("null"),
-            Some(inner) => self.value(kind, raw, inner),
+            Some(inner) => self.value(kind, raw, &inner),
         }
     }
 
     /// Writes a map. Of a key that comes several times, the last value counts.
-    fn map(&mut self, kind: Kind, own: Own<'_, '_>, wanted: Wanted<'_>) -> Result<(), KeyError> {
+    fn map(&mut self, kind: Kind, own: Own<'_, '_>, wanted: &Wanted<'_>) -> Result<(), KeyError> {
         let Kind::Message(entry) = kind else {
             return self.json.raw("{}");
         };
@@ -271,7 +293,7 @@ impl<'a> MessageReader<'a> {
         let mut seen: HashSet<Cow<'_, [u8]>> = HashSet::new();
         self.json.open(b'{');
         for raw in own.raws().rev() {
-            let content = self.content(entry, self.bytes(raw)?, Wanted::all())?;
+            let content = self.content(entry, self.bytes(raw)?, &Wanted::all())?;
             let name = self.map_key(key.kind, content.of(0).raws().next_back())?;
             let Some(inner) = wanted.member(&name) else {
                 continue;
@@ -285,7 +307,7 @@ impl<'a> MessageReader<'a> {
             match (own.raws().next_back(), value.kind) {
                 (_, Kind::Message(id)) => {
                     let merged = self.merged(own)?;
-                    self.message(id, &merged, inner)?;
+                    self.message(id, &merged, &inner)?;
                 }
                 (None, kind) => self.default(kind)?,
                 (Some(last), kind) => self.scalar(kind, last)?,
@@ -295,7 +317,7 @@ impl<'a> MessageReader<'a> {
     }
 
     /// Writes an element or another value of its own.
-    fn value(&mut self, kind: Kind, raw: Raw<'_>, wanted: Wanted<'_>) -> Result<(), KeyError> {
+    fn value(&mut self, kind: Kind, raw: Raw<'_>, wanted: &Wanted<'_>) -> Result<(), KeyError> {
         match kind {
             Kind::Message(id) => {
                 let bytes = self.bytes(raw)?;
@@ -323,36 +345,54 @@ impl<'a> MessageReader<'a> {
     }
 }
 
-/// The fields of a message that are wanted.
-struct Content<'b> {
-    found: Vec<Found<'b>>,
-    /// `true` when all of the message is wanted.
-    is_whole: bool,
-}
+/// The fields of a message that are wanted, those of one field together.
+struct Content<'b>(Vec<Found<'b>>);
 
 impl<'b> Content<'b> {
-    fn of(&self, position: usize) -> Own<'_, 'b> {
-        Own {
-            found: &self.found,
-            position,
-            is_whole: self.is_whole,
+    /// Sorts what was found, and leaves out the members of each `oneof` that a later one has
+    /// removed.
+    fn new(
+        message: &Message,
+        found: Vec<Found<'b>>,
+        last_members: &HashMap<usize, (usize, usize)>,
+    ) -> Self {
+        let mut kept = found;
+        if !last_members.is_empty() {
+            let mut at = 0..;
+            kept.retain(|found| {
+                let at = at.next().unwrap_or_default();
+                let oneof = message
+                    .fields
+                    .get(found.position)
+                    .and_then(|field| field.oneof);
+                let last = oneof.and_then(|oneof| last_members.get(&oneof));
+                last.is_none_or(|(position, since)| *position == found.position && at >= *since)
+            });
         }
+        // A stable sort: the occurrences of a field stay in their order.
+        kept.sort_by_key(|found| found.position);
+        Self(kept)
+    }
+
+    fn of(&self, position: usize) -> Own<'_, 'b> {
+        let start = self.0.partition_point(|found| found.position < position);
+        let rest = self.0.get(start..).unwrap_or_default();
+        let end = rest.partition_point(|found| found.position == position);
+        Own(rest.get(..end).unwrap_or_default())
+    }
+
+    /// The occurrences of each field that came.
+    fn all(&self) -> impl Iterator<Item = &[Found<'b>]> {
+        self.0.chunk_by(|a, b| a.position == b.position)
     }
 }
 
 /// The occurrences of one field.
 #[derive(Clone, Copy)]
-struct Own<'f, 'b> {
-    found: &'f [Found<'b>],
-    position: usize,
-    is_whole: bool,
-}
+struct Own<'f, 'b>(&'f [Found<'b>]);
 
 impl<'f, 'b> Own<'f, 'b> {
     fn raws(self) -> impl DoubleEndedIterator<Item = Raw<'b>> + use<'f, 'b> {
-        self.found
-            .iter()
-            .filter(move |found| found.position == self.position)
-            .map(|found| found.raw)
+        self.0.iter().map(|found| found.raw)
     }
 }

@@ -10,10 +10,17 @@ use prost_reflect::{
 };
 use protox::file::{ChainFileResolver, File, FileResolver, GoogleFileResolver};
 
+use super::built_in::BuiltIn;
+use super::source;
+
 /// The most messages of a schema with its imports.
 const MAX_MESSAGES: usize = 10_000;
 /// The most files that a schema imports, directly or not.
 const MAX_FILES: usize = 1_000;
+
+/// The stack of the thread that compiles: for a chain of the most files, each with the deepest
+/// nesting, in a build without optimisation.
+const COMPILER_STACK_BYTES: usize = 64 * 1024 * 1024;
 
 /// The position of a message in its schema.
 pub(super) type MessageId = usize;
@@ -56,6 +63,7 @@ pub(super) enum WellKnown {
     No,
     Timestamp,
     Duration,
+    FieldMask,
     /// A wrapper, such as `StringValue`.
     Wrapper,
     Any,
@@ -76,6 +84,14 @@ pub(super) struct MessageField {
     pub(super) has_presence: bool,
     /// The `oneof` of the field, by position in the message.
     pub(super) oneof: Option<usize>,
+}
+
+impl MessageField {
+    /// The names that paths may use.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        let other = Some(self.json_name.as_str()).filter(|name| *name != self.name);
+        std::iter::once(self.name.as_str()).chain(other)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,21 +124,25 @@ pub(super) enum Kind {
 }
 
 impl ProtobufSchema {
-    /// Compiles the first file, which may import the others and Google's well-known types.
+    /// Compiles the first file, which may import the others, Google's well-known types, and what
+    /// serialisers have built in.
     pub(crate) fn compile(files: &[ProtoFile]) -> Result<Self, String> {
         let first = files.first().ok_or("it has no file")?;
         if files.len() > MAX_FILES {
             return Err(format!("it imports more than {MAX_FILES} files"));
         }
-        let mut resolver = ChainFileResolver::new();
-        resolver.add(Given(files.to_vec()));
-        resolver.add(GoogleFileResolver::new());
-        let mut compiler = protox::Compiler::with_file_resolver(resolver);
-        // A file that is given by its name need not be on a disk.
-        compiler
-            .open_file(&first.name)
-            .map_err(|error| format!("it does not compile: {error}"))?;
-        Self::of_pool(&compiler.descriptor_pool(), &first.name)
+        // The compiler opens the imports of a file by recursion, as deep as they go.
+        let pool = std::thread::scope(|threads| {
+            let thread = std::thread::Builder::new()
+                .name("protobuf-schema".to_owned())
+                .stack_size(COMPILER_STACK_BYTES)
+                .spawn_scoped(threads, || pool_of(files, &first.name))
+                .map_err(|error| format!("no thread to compile it: {error}"))?;
+            thread
+                .join()
+                .map_err(|_| "the compiler has failed".to_owned())?
+        });
+        Self::of_pool(&pool?, &first.name)
     }
 
     fn of_pool(pool: &DescriptorPool, file: &str) -> Result<Self, String> {
@@ -276,10 +296,25 @@ impl ProtobufSchema {
     }
 }
 
+/// Compiles a file and what it imports.
+fn pool_of(files: &[ProtoFile], name: &str) -> Result<DescriptorPool, String> {
+    let mut resolver = ChainFileResolver::new();
+    resolver.add(Given(files.to_vec()));
+    resolver.add(GoogleFileResolver::new());
+    resolver.add(BuiltIn);
+    let mut compiler = protox::Compiler::with_file_resolver(resolver);
+    // A file that is given by its name need not be on a disk.
+    compiler
+        .open_file(name)
+        .map_err(|error| format!("it does not compile: {error}"))?;
+    Ok(compiler.descriptor_pool())
+}
+
 /// The first name of each number.
 fn names_of(descriptor: &EnumDescriptor) -> HashMap<i32, String> {
     let mut names = HashMap::new();
-    for value in descriptor.values() {
+    // The descriptor has them in the order of the source; `values` has them by number.
+    for value in &descriptor.enum_descriptor_proto().value {
         names
             .entry(value.number())
             .or_insert_with(|| value.name().to_owned());
@@ -291,6 +326,7 @@ fn well_known(name: &str) -> WellKnown {
     match name.strip_prefix("google.protobuf.") {
         Some("Timestamp") => WellKnown::Timestamp,
         Some("Duration") => WellKnown::Duration,
+        Some("FieldMask") => WellKnown::FieldMask,
         Some("Any") => WellKnown::Any,
         Some("Struct") => WellKnown::Struct,
         Some("Value") => WellKnown::Value,
@@ -318,7 +354,38 @@ impl FileResolver for Given {
                 name.clone_into(descriptor.name.get_or_insert_default());
                 Ok(File::from_file_descriptor_proto(descriptor))
             }
-            None => File::from_source(name, &file.text),
+            None => {
+                source::check(&file.text).map_err(protox::Error::new)?;
+                File::from_source(name, &file.text)
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_FILES, ProtoFile, ProtobufSchema};
+
+    // invariant: panic-in-keys
+    #[test]
+    fn a_chain_of_the_most_files_fits_the_stack() {
+        // Each as deep as messages may be, and with an import of the next one.
+        let names = (0..31).map(|level| format!("message A{level} {{"));
+        let messages = format!("{}{}", names.collect::<String>(), "}".repeat(31));
+        fn file(number: usize, messages: &str) -> ProtoFile {
+            let import = (number + 1 < MAX_FILES)
+                .then(|| format!("import \"f{}.proto\";", number + 1))
+                .unwrap_or_default();
+            ProtoFile {
+                name: format!("f{number}.proto"),
+                text: format!("syntax = \"proto3\"; package p{number}; {import} {messages}"),
+            }
+        }
+        let files: Vec<ProtoFile> = (0..MAX_FILES)
+            .map(|number| file(number, &messages))
+            .collect();
+        let compiled = ProtobufSchema::compile(&files);
+        // It must not end the process; that it has too many messages is said afterwards.
+        assert!(compiled.unwrap_err().contains("messages"));
     }
 }

@@ -4,7 +4,7 @@
 use oncegate_core::key::{KeyError, Wanted};
 
 use super::schema::{Kind, Message, Shape, WellKnown};
-use super::wire::Raw;
+use super::wire::{PROTOBUF, Raw};
 use super::{Content, MessageReader};
 use crate::time;
 
@@ -30,7 +30,7 @@ impl<'a> MessageReader<'a> {
         &mut self,
         message: &'a Message,
         bytes: &[u8],
-        wanted: Wanted<'_>,
+        wanted: &Wanted<'_>,
     ) -> Result<(), KeyError> {
         match message.well_known {
             WellKnown::Any => return self.any(message, bytes, wanted),
@@ -41,7 +41,7 @@ impl<'a> MessageReader<'a> {
             // The value has no members: a path that goes on finds nothing.
             _ => return self.json.raw("null"),
         }
-        let content = self.content(message, bytes, Wanted::all())?;
+        let content = self.content(message, bytes, &Wanted::all())?;
         match message.well_known {
             WellKnown::Timestamp => {
                 let (seconds, nanos) = content.count();
@@ -58,6 +58,7 @@ impl<'a> MessageReader<'a> {
                     .text(format!("{sign}{}{fraction}s", seconds.unsigned_abs()).as_bytes())
             }
             WellKnown::Wrapper => self.wrapped(message, &content),
+            WellKnown::FieldMask => self.field_mask(&content),
             WellKnown::Struct => {
                 let kind = message
                     .fields
@@ -87,14 +88,55 @@ impl<'a> MessageReader<'a> {
         }
     }
 
+    /// The paths of a mask in one string, in camel case.
+    fn field_mask(&mut self, content: &Content<'_>) -> Result<(), KeyError> {
+        let mut text: Vec<u8> = Vec::new();
+        for (position, raw) in content.of(ONLY).raws().enumerate() {
+            if position > 0 {
+                text.push(b',');
+            }
+            let mut is_upper = false;
+            let path = self.bytes(raw)?;
+            if path.is_empty() {
+                return Err(self.no_mask());
+            }
+            for byte in path {
+                match byte {
+                    b'_' if !is_upper => is_upper = true,
+                    b'a'..=b'z' if is_upper => {
+                        text.push(byte.to_ascii_uppercase());
+                        is_upper = false;
+                    }
+                    // Another path would have the same string, so Protobuf's JSON refuses it too.
+                    b'_' | b',' | b'A'..=b'Z' => return Err(self.no_mask()),
+                    _ if is_upper => return Err(self.no_mask()),
+                    byte => text.push(*byte),
+                }
+            }
+            if is_upper {
+                return Err(self.no_mask());
+            }
+        }
+        self.json.text(&text)
+    }
+
+    #[cold]
+    fn no_mask(&self) -> KeyError {
+        KeyError::MalformedPayload {
+            format: PROTOBUF,
+            offset: self.offset,
+            what: "a path of a FieldMask has no form in JSON: it must be in snake case",
+        }
+    }
+
     /// A JSON value in a `google.protobuf.Value`: the member of its `oneof` that is set.
     fn any_value(
         &mut self,
         message: &Message,
         content: &Content<'_>,
-        wanted: Wanted<'_>,
+        wanted: &Wanted<'_>,
     ) -> Result<(), KeyError> {
-        let Some(last) = content.found.last() else {
+        let Some(last) = content.0.last() else {
             return self.json.raw("null");
         };
         let Some(field) = message.fields.get(last.position) else {
@@ -115,9 +157,9 @@ impl<'a> MessageReader<'a> {
         &mut self,
         message: &'a Message,
         bytes: &[u8],
-        wanted: Wanted<'_>,
+        wanted: &Wanted<'_>,
     ) -> Result<(), KeyError> {
-        let content = self.content(message, bytes, Wanted::all())?;
+        let content = self.content(message, bytes, &Wanted::all())?;
         let url = match content.of(0).raws().next_back() {
             Some(raw) => self.bytes(raw)?,
             None => b"",
@@ -126,6 +168,9 @@ impl<'a> MessageReader<'a> {
             Some(raw) => self.bytes(raw)?,
             None => b"",
         };
+        if url.is_empty() && value.is_empty() {
+            return self.json.raw("{}");
+        }
         self.json.open(b'{');
         if wanted.member(b"@type").is_some() {
             self.json.name(b"@type")?;
@@ -142,7 +187,7 @@ impl<'a> MessageReader<'a> {
             Some(id) => {
                 if let Some(inner) = wanted.member(b"value") {
                     self.json.name(b"value")?;
-                    self.message(id, value, inner)?;
+                    self.message(id, value, &inner)?;
                 }
             }
             None => {

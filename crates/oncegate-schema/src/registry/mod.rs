@@ -3,6 +3,7 @@
 //! A schema never changes under its id, so it is fetched once and kept. One request at a time is
 //! sent, and messages that wait for the same schema share its answer.
 
+mod asking;
 mod client;
 
 use std::collections::HashMap;
@@ -17,6 +18,7 @@ use parking_lot::RwLock;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use self::asking::{Answer, Questions};
 use self::client::{Reference, Registered, RegistryClient};
 use crate::SchemaError;
 use crate::avro::AvroSchema;
@@ -26,13 +28,11 @@ use crate::protobuf::{ProtoFile, ProtobufSchema};
 /// The most ids without a usable schema that are remembered. Schemas are never forgotten: the
 /// registry bounds their number, while a producer may send any id.
 const MAX_REFUSED: usize = 10_000;
-/// The most schemas that one schema uses, directly or not.
-const MAX_REFERENCES: usize = 1_000;
-/// The time in which a schema that does not exist is not asked for again: it may be registered yet.
-const MISSING_FOR: Duration = Duration::from_secs(60);
-/// The wait before a schema that does not exist is asked for once more: a follower may be behind
-/// the registry's leader.
-const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(500);
+/// The time in which a schema that does not exist, or is refused, is not asked for again: it may be
+/// registered yet.
+const MISSING_FOR: Duration = Duration::from_secs(5);
+/// The highest id that a registry gives: they count in 32 bits with a sign.
+const MAX_ID: u32 = i32::MAX.cast_unsigned();
 /// The file name of a Protobuf schema itself; others import each other by the names of their
 /// references.
 const ROOT_FILE: &str = "oncegate-root.proto";
@@ -47,7 +47,8 @@ pub struct Registry {
 impl Registry {
     /// A registry that speaks Confluent's API at this URL, or at several with commas between them,
     /// of which the first one that answers is used: `http://localhost:8081`,
-    /// `https://registry/apis/ccompat/v7`.
+    /// `https://registry/apis/ccompat/v7`. A login in a URL, `https://user:password@registry`, is
+    /// used for it.
     #[must_use]
     pub fn new(url: &str) -> Self {
         let urls = url
@@ -85,14 +86,16 @@ impl Registry {
         self
     }
 
+    /// The addresses for people: with `***` in the place of a login.
+    #[must_use]
+    pub fn addresses(&self) -> String {
+        client::without_login(&self.urls.join(","))
+    }
+
     pub(crate) fn open(self) -> Result<Schemas, SchemaError> {
-        let client = RegistryClient::new(
-            self.urls.clone(),
-            self.authorization,
-            self.tls_root.as_deref(),
-        )?;
+        let client = RegistryClient::new(&self.urls, self.authorization, self.tls_root.as_deref())?;
         Ok(Schemas {
-            urls: self.urls.join(","),
+            urls: client.urls(),
             client,
             reader: None,
             kept: RwLock::default(),
@@ -104,7 +107,7 @@ impl Registry {
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Registry")
-            .field("urls", &self.urls)
+            .field("urls", &self.addresses())
             .finish_non_exhaustive()
     }
 }
@@ -116,9 +119,15 @@ pub(crate) struct Schemas {
     /// The names and defaults that the schemas have besides their own.
     reader: Option<AvroSchema>,
     kept: RwLock<Cache>,
-    /// The lock of the caller that asks. It holds the last failure, for callers that waited
-    /// meanwhile.
-    asking: Mutex<Option<(Instant, PrepareError)>>,
+    /// The lock of the caller that asks.
+    asking: Mutex<Asking>,
+}
+
+#[derive(Default)]
+struct Asking {
+    /// The last failure, for callers that waited meanwhile.
+    last_failure: Option<(Instant, PrepareError)>,
+    questions: Questions,
 }
 
 #[derive(Default)]
@@ -132,8 +141,17 @@ struct Cache {
 #[derive(Clone)]
 enum Lookup {
     Schema(Arc<Schema>),
-    Missing { since: Instant },
-    Unusable { why: Arc<str> },
+    Missing {
+        since: Instant,
+    },
+    Unusable {
+        why: Arc<str>,
+    },
+    /// The registry does not give it, or not all of it.
+    Refused {
+        why: Arc<str>,
+        since: Instant,
+    },
 }
 
 /// A schema that can decode payloads.
@@ -154,17 +172,23 @@ impl Schemas {
 
     /// The schema, if it was fetched.
     pub(crate) fn get(&self, name: SchemaName) -> Result<Arc<Schema>, KeyError> {
+        let unknown = KeyError::UnknownSchema {
+            schema: name.to_string(),
+        };
+        if cannot_exist(name) {
+            return Err(unknown);
+        }
         let kept = self.kept.read();
         match kept.schemas.get(&name) {
             None => Err(KeyError::NotPrepared),
             Some(Lookup::Schema(schema)) => Ok(Arc::clone(schema)),
-            Some(Lookup::Missing { .. }) => Err(KeyError::UnknownSchema {
-                schema: name.to_string(),
-            }),
-            Some(Lookup::Unusable { why }) => Err(KeyError::UnusableSchema {
-                schema: name.to_string(),
-                why: why.as_ref().to_owned(),
-            }),
+            Some(Lookup::Missing { .. }) => Err(unknown),
+            Some(Lookup::Unusable { why } | Lookup::Refused { why, .. }) => {
+                Err(KeyError::UnusableSchema {
+                    schema: name.to_string(),
+                    why: why.as_ref().to_owned(),
+                })
+            }
         }
     }
 
@@ -174,21 +198,26 @@ impl Schemas {
             return Ok(());
         }
         let since = Instant::now();
-        let mut last_failure = self.asking.lock().await;
+        let mut asking = self.asking.lock().await;
         if self.is_known(name) {
             return Ok(());
         }
+        let Asking {
+            last_failure,
+            questions,
+        } = &mut *asking;
         // A caller that waited while the registry did not answer gets the same failure. Otherwise
         // the waits would follow one after another.
-        if let Some((at, error)) = &*last_failure
+        if let Some((at, error)) = last_failure
             && *at >= since
         {
             return Err(error.clone());
         }
-        match self.ask(name).await {
+        let is_again = self.kept.read().schemas.contains_key(&name);
+        match questions.ask(&self.client, name, is_again).await {
             Ok(answer) => {
                 *last_failure = None;
-                self.keep(name, answer);
+                self.keep(name, self.read(answer));
                 Ok(())
             }
             Err(why) => {
@@ -212,11 +241,34 @@ impl Schemas {
     }
 
     fn is_known(&self, name: SchemaName) -> bool {
+        if cannot_exist(name) {
+            return true;
+        }
         let kept = self.kept.read();
         match kept.schemas.get(&name) {
             None => false,
-            Some(Lookup::Missing { since }) => since.elapsed() < MISSING_FOR,
+            Some(Lookup::Missing { since } | Lookup::Refused { since, .. }) => {
+                since.elapsed() < MISSING_FOR
+            }
             Some(Lookup::Schema(_) | Lookup::Unusable { .. }) => true,
+        }
+    }
+
+    fn read(&self, answer: Answer) -> Lookup {
+        let since = Instant::now();
+        match answer {
+            Answer::Given(schema, references) => {
+                match compile(&schema, &references, self.reader.as_ref()) {
+                    Ok(schema) => Lookup::Schema(schema.into()),
+                    Err(why) => Lookup::Unusable { why: why.into() },
+                }
+            }
+            Answer::Missing => Lookup::Missing { since },
+            Answer::Refused(why) => Lookup::Refused {
+                why: why.into(),
+                since,
+            },
+            Answer::Unfit(why) => Lookup::Unusable { why: why.into() },
         }
     }
 
@@ -236,62 +288,11 @@ impl Schemas {
             }
         }
     }
+}
 
-    async fn ask(&self, name: SchemaName) -> Result<Lookup, String> {
-        let path = match name {
-            SchemaName::Id(id) => format!("/schemas/ids/{id}"),
-            SchemaName::Guid(_) => format!("/schemas/guids/{name}"),
-        };
-        let mut found = self.client.schema(&path).await?;
-        if found.is_none() {
-            tokio::time::sleep(ASKED_AGAIN_AFTER).await;
-            found = self.client.schema(&path).await?;
-        }
-        let Some(registered) = found else {
-            return Ok(Lookup::Missing {
-                since: Instant::now(),
-            });
-        };
-        let references = self.references(&registered).await?;
-        Ok(
-            match compile(&registered, &references, self.reader.as_ref()) {
-                Ok(schema) => Lookup::Schema(Arc::new(schema)),
-                Err(why) => Lookup::Unusable { why: why.into() },
-            },
-        )
-    }
-
-    /// The schemas that a schema uses, each after those that it uses itself.
-    async fn references(&self, schema: &Registered) -> Result<Vec<(Reference, String)>, String> {
-        let mut found: Vec<(Reference, String)> = Vec::new();
-        // Each reference is visited twice: first for its own references, then for itself.
-        let mut open: Vec<(Reference, Option<String>)> = pending(schema);
-        let mut fetched = 0;
-        while let Some((reference, text)) = open.pop() {
-            if found.iter().any(|(known, _)| *known == reference) {
-                continue;
-            }
-            if let Some(text) = text {
-                found.push((reference, text));
-                continue;
-            }
-            fetched += 1;
-            if fetched > MAX_REFERENCES {
-                return Err(format!("it refers to more than {MAX_REFERENCES} schemas"));
-            }
-            let Reference {
-                subject, version, ..
-            } = &reference;
-            let path = format!("/subjects/{}/versions/{version}", escaped(subject));
-            let registered = self.client.schema(&path).await?;
-            let registered = registered
-                .ok_or_else(|| format!("it has no {path}, to which the schema refers"))?;
-            let inner = pending(&registered);
-            open.push((reference, Some(registered.schema)));
-            open.extend(inner);
-        }
-        Ok(found)
-    }
+/// Returns whether no registry has a schema of this name: it is not asked for it.
+fn cannot_exist(name: SchemaName) -> bool {
+    matches!(name, SchemaName::Id(id) if id > MAX_ID)
 }
 
 impl fmt::Debug for Schemas {
@@ -300,13 +301,6 @@ impl fmt::Debug for Schemas {
             .field("urls", &self.urls)
             .finish_non_exhaustive()
     }
-}
-
-fn pending(schema: &Registered) -> Vec<(Reference, Option<String>)> {
-    let references = schema.references.iter().flatten().rev();
-    references
-        .map(|reference| (reference.clone(), None))
-        .collect()
 }
 
 fn compile(
@@ -340,17 +334,4 @@ fn compile(
             "it is of the type {other}; known are AVRO, PROTOBUF and JSON"
         )),
     }
-}
-
-/// A subject in a path.
-fn escaped(subject: &str) -> String {
-    let mut text = String::new();
-    for byte in subject.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
-            text.push(char::from(byte));
-        } else {
-            text.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    text
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use oncegate_core::key::{CompiledKey, Key, KeyError, KeyInput, Scope, StoreKey};
+use oncegate_core::key::{CompiledKey, Field, Key, KeyError, KeyInput, Scope, StoreKey};
 use oncegate_schema::SchemaFormat;
 
 pub(crate) fn compiled(key: &Key) -> CompiledKey {
@@ -39,14 +39,24 @@ impl Under {
 
     /// Checks that a payload has the key of a JSON document, by these paths and as a whole.
     pub(crate) fn is_twin(&self, payload: &[u8], twin: &str, paths: &[&str]) {
+        self.is_twin_by(payload, twin, paths.iter().map(|path| Field::path(*path)));
+    }
+
+    /// The same, where the paths find defaults, which they must ask for.
+    pub(crate) fn is_twin_with_defaults(&self, payload: &[u8], twin: &str, paths: &[&str]) {
+        let paths = paths.iter().map(|path| Field::path(*path).or_default());
+        self.is_twin_by(payload, twin, paths);
+    }
+
+    fn is_twin_by(&self, payload: &[u8], twin: &str, fields: impl Iterator<Item = Field>) {
         let json = |key: &Key| {
             compiled(key)
                 .derive("orders", &KeyInput::payload(twin))
                 .unwrap()
         };
-        for path in paths {
-            let key = Key::json([*path]);
-            assert_eq!(self.key(&key, payload), Ok(json(&key)), "{path} of {twin}");
+        for field in fields {
+            let key = Key::json([field]);
+            assert_eq!(self.key(&key, payload), Ok(json(&key)), "{key} of {twin}");
         }
         let whole = Key::payload();
         assert_eq!(

@@ -9,6 +9,8 @@
 
 mod avro;
 mod common;
+mod constant;
 mod encodings;
+mod hostile;
 mod protobuf;
 mod reader;

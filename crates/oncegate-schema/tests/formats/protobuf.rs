@@ -79,14 +79,19 @@ fn fields_are_found_by_both_their_names() {
 }
 
 #[test]
-fn fields_without_presence_have_their_default() {
-    let key = Key::json(["order_id", "amount"]);
+fn fields_without_presence_have_a_default_if_asked_for_it() {
+    let key = Key::json([Field::from("order_id"), Field::path("amount").or_default()]);
     let json = Under::new(SchemaFormat::json());
     let payload = hex("0a03412d37");
     assert_eq!(
         order().key(&key, &payload),
         json.key(&key, br#"{"order_id": "A-7", "amount": 0}"#)
     );
+    let key = Key::json(["order_id", "amount"]);
+    for payload in ["0a03412d37", "0a03412d37 1000"] {
+        let error = order().key(&key, &hex(payload)).unwrap_err();
+        assert_eq!(error.kind(), "missing_field");
+    }
     // Sent with the default, and not sent: one message, so one key of the whole payload.
     assert_eq!(
         order().key(&Key::payload(), &payload),

@@ -79,6 +79,7 @@ fn key_parts() -> serde_json::Value {
             serde_json::json!({ "type": "object", "additionalProperties": false }),
         ),
         ("as", normalisers),
+        ("default", serde_json::json!({ "type": "boolean" })),
     ];
     let mut part: serde_json::Map<String, serde_json::Value> = places
         .into_iter()
@@ -121,7 +122,11 @@ impl JsonSchema for KeySetting {
                 { "type": "string" },
                 {
                     "type": "object",
-                    "properties": { "path": { "type": "string" }, "as": { "anyOf": [{ "type": "string" }, names] } },
+                    "properties": {
+                        "path": { "type": "string" },
+                        "as": { "anyOf": [{ "type": "string" }, names] },
+                        "default": { "type": "boolean" }
+                    },
                     "required": ["path"],
                     "additionalProperties": false
                 }
@@ -136,6 +141,7 @@ impl JsonSchema for KeySetting {
                 "message_key": { "type": "object", "additionalProperties": false },
                 "message_id": { "type": "object", "additionalProperties": false },
                 "as": { "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] },
+                "default": { "type": "boolean" },
                 "is": { "type": ["string", "integer", "boolean"] }
             },
             "additionalProperties": false

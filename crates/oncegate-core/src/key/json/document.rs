@@ -86,6 +86,8 @@ pub(super) const NO_NAME: Name = Name {
 pub(in super::super) struct Document {
     /// The values found, by target of the path tree.
     pub(in super::super) found: Vec<Option<Value>>,
+    /// The defaults of values that were not sent, by target, where a place takes them.
+    pub(in super::super) defaults: Vec<Option<Value>>,
     pub(in super::super) tape: Vec<Entry>,
     /// Names that had escapes, unescaped.
     pub(super) arena: Vec<u8>,
@@ -94,6 +96,16 @@ pub(in super::super) struct Document {
 }
 
 impl Document {
+    /// The value at a target: what was found, or its default if the place takes one.
+    #[inline]
+    pub(in super::super) fn value(&self, target: usize, takes_default: bool) -> Option<Value> {
+        let found = self.found.get(target).copied().flatten();
+        match found {
+            None if takes_default => self.defaults.get(target).copied().flatten(),
+            found => found,
+        }
+    }
+
     /// The document itself, after a scan with `whole`.
     pub(in super::super) fn root(&self) -> Option<Value> {
         self.tape.first().map(|root| Value {

@@ -28,6 +28,12 @@ struct Table {
     normalisers: OneOrMany,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     is: Option<Literal>,
+    #[serde(
+        default,
+        rename = "default",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    takes_default: bool,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     optional: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -38,6 +44,7 @@ impl Table {
     fn of(place: &Place) -> Self {
         let mut table = Self {
             normalisers: OneOrMany(place.normalisers.clone()),
+            takes_default: place.takes_default,
             ..Self::default()
         };
         match &place.source {
@@ -66,9 +73,13 @@ impl Table {
         if self.first_of.is_some() || self.is.is_some() || self.optional || self.blank.is_some() {
             return Err("`first_of`, `is`, `optional` and `blank` do not belong here".to_owned());
         }
+        if self.takes_default && !matches!(source, PlaceSource::Payload(_)) {
+            return Err("`default` is for a path: headers and ids have none".to_owned());
+        }
         Ok(Place {
             source,
             normalisers: self.normalisers.0,
+            takes_default: self.takes_default,
         })
     }
 
@@ -84,8 +95,12 @@ impl Table {
                     || self.message_id.is_some()
                     || !self.normalisers.is_empty()
                     || self.is.is_some()
+                    || self.takes_default
                 {
-                    return Err("a part with `first_of` has no place or `as` of its own".to_owned());
+                    return Err(
+                        "a part with `first_of` has no place, `as` or `default` of its own"
+                            .to_owned(),
+                    );
                 }
                 Part::first_of(places)
             }
@@ -112,6 +127,7 @@ impl Serialize for Place {
             Self {
                 source: PlaceSource::Payload(path),
                 normalisers,
+                takes_default: false,
             } if normalisers.is_empty() => serializer.serialize_str(path),
             other => Table::of(other).serialize(serializer),
         }

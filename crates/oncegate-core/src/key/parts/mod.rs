@@ -6,14 +6,17 @@
 //! inside a string, and keys that depend on a field. `docs/WHICH_KEY.md` shows specifications for
 //! common messages.
 
+mod case;
 mod decode;
 mod form;
 mod path;
 mod plan;
 mod read;
 
+pub(super) use self::case::canonical_cases;
+pub use self::case::{KeyCase, Literal, When};
 pub use self::decode::Decoder;
-pub(super) use self::plan::{Composed, target};
+pub(super) use self::plan::Composed;
 pub(super) use self::read::Reading;
 use super::encode;
 use super::error::KeySpecError;
@@ -34,6 +37,7 @@ pub const MAX_DECODERS: usize = 16;
 pub struct Place {
     source: PlaceSource,
     normalisers: Vec<Normaliser>,
+    takes_default: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +80,14 @@ impl Place {
         self
     }
 
+    /// Lets the place have the default of its schema in a message that was sent without a value, as
+    /// [`Field::or_default`](super::Field::or_default) does. In a file `default = true`.
+    #[must_use]
+    pub fn or_default(mut self) -> Self {
+        self.takes_default = true;
+        self
+    }
+
     /// Makes a part that may be absent; see [`Part::optional`].
     #[must_use]
     pub fn optional(self) -> Part {
@@ -92,19 +104,30 @@ impl Place {
         Self {
             source,
             normalisers: Vec::new(),
+            takes_default: false,
         }
     }
 
     /// The place with its path in canonical spelling.
     fn canonical(&self) -> Result<Self, KeySpecError> {
         let source = match &self.source {
-            PlaceSource::Payload(text) => PlaceSource::Payload(path::PlacePath::parse(text)?.text),
+            PlaceSource::Payload(text) => {
+                let path = path::PlacePath::parse(text)?;
+                if self.takes_default && !path.steps.is_empty() {
+                    return Err(KeySpecError::BadDecoder {
+                        path: text.clone(),
+                        problem: "a decoded value has no default: leave `default` out",
+                    });
+                }
+                PlaceSource::Payload(path.text)
+            }
             PlaceSource::Header(name) => PlaceSource::Header(checked_name("header", name)?),
             other => other.clone(),
         };
         let place = Self {
             source,
             normalisers: self.normalisers.clone(),
+            takes_default: self.takes_default,
         };
         check_normalisers(&place.name(), &place.normalisers)?;
         Ok(place)
@@ -223,6 +246,13 @@ impl Part {
         Ok(Self { places, ..*self })
     }
 
+    /// Leaves out that places take defaults: it changes no key.
+    pub(super) fn forget_defaults(&mut self) {
+        for place in &mut self.places {
+            place.takes_default = false;
+        }
+    }
+
     fn label(&self) -> Vec<u8> {
         let mut out = Vec::new();
         if self.is_first_of {
@@ -253,90 +283,6 @@ impl<T: Into<Place>> From<T> for Part {
             optional: false,
             blank: Blank::default(),
         }
-    }
-}
-
-/// A case of [`Key::cases`](super::Key::cases): the parts of the messages that a condition takes.
-///
-/// In a file `{ when = { path = "type", is = "refund" }, parts = ["refund_id"] }`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeyCase {
-    when: Option<When>,
-    parts: Vec<Part>,
-}
-
-impl KeyCase {
-    /// The messages for which the condition holds, and no earlier one.
-    pub fn when<P: Into<Part>>(when: When, parts: impl IntoIterator<Item = P>) -> Self {
-        Self {
-            when: Some(when),
-            parts: parts.into_iter().map(Into::into).collect(),
-        }
-    }
-
-    /// Creates the case of all messages that no earlier case takes. It must be the last one.
-    pub fn otherwise<P: Into<Part>>(parts: impl IntoIterator<Item = P>) -> Self {
-        Self {
-            when: None,
-            parts: parts.into_iter().map(Into::into).collect(),
-        }
-    }
-}
-
-/// The condition of a case: a place has a value, or it has this one.
-///
-/// In a file a [`Place`] as a table, with `is` for a value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct When {
-    place: Place,
-    is: Option<Literal>,
-}
-
-impl When {
-    /// The place has a value that is not `null`.
-    pub fn present(place: impl Into<Place>) -> Self {
-        Self {
-            place: place.into(),
-            is: None,
-        }
-    }
-
-    /// The place has exactly this value, after its normalisers.
-    pub fn is(place: impl Into<Place>, literal: impl Into<Literal>) -> Self {
-        Self {
-            place: place.into(),
-            is: Some(literal.into()),
-        }
-    }
-}
-
-/// A value that a condition compares with.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(untagged, expecting = "a string, an integer or a boolean")]
-pub enum Literal {
-    /// A string, compared with strings of the payload and with bytes of other places.
-    Text(String),
-    /// A number, compared exactly.
-    Integer(i64),
-    /// A boolean.
-    Bool(bool),
-}
-
-impl From<&str> for Literal {
-    fn from(text: &str) -> Self {
-        Self::Text(text.to_owned())
-    }
-}
-
-impl From<i64> for Literal {
-    fn from(number: i64) -> Self {
-        Self::Integer(number)
-    }
-}
-
-impl From<bool> for Literal {
-    fn from(value: bool) -> Self {
-        Self::Bool(value)
     }
 }
 
@@ -378,51 +324,6 @@ pub(super) fn canonical_parts(parts: &[Part]) -> Result<Vec<Part>, KeySpecError>
     Ok(parts)
 }
 
-/// The cases in their order, which counts.
-pub(super) fn canonical_cases(cases: &[KeyCase]) -> Result<Vec<KeyCase>, KeySpecError> {
-    if cases.is_empty() {
-        return Err(KeySpecError::BadCases {
-            problem: "there is none",
-        });
-    }
-    let count = cases.iter().map(|case| 1 + case.parts.len()).sum();
-    if count > MAX_PATHS {
-        return Err(KeySpecError::TooManyPaths {
-            count,
-            limit: MAX_PATHS,
-        });
-    }
-    let mut canonical: Vec<KeyCase> = Vec::with_capacity(cases.len());
-    for case in cases {
-        let when = match &case.when {
-            Some(when) => Some(When {
-                place: when.place.canonical()?,
-                is: when.is.clone(),
-            }),
-            None => None,
-        };
-        // What stands behind a case without a condition would never be used.
-        if canonical
-            .last()
-            .is_some_and(|earlier| earlier.when.is_none())
-        {
-            return Err(KeySpecError::BadCases {
-                problem: "a case without `when` must be the last one",
-            });
-        }
-        if canonical.iter().any(|earlier| earlier.when == when) {
-            return Err(KeySpecError::BadCases {
-                problem: "two of them have the same `when`",
-            });
-        }
-        canonical.push(KeyCase {
-            when,
-            parts: canonical_parts(&case.parts)?,
-        });
-    }
-    Ok(canonical)
-}
-
 /// Returns whether a message without a payload can have no key: each case has a part that only the
 /// payload has.
 pub(super) fn need_payload(parts: &[Part]) -> bool {
@@ -436,28 +337,6 @@ pub(super) fn read_payload(parts: &[Part]) -> bool {
     parts
         .iter()
         .any(|part| part.places.iter().any(Place::is_in_payload))
-}
-
-impl KeyCase {
-    pub(super) fn needs_payload(&self) -> bool {
-        need_payload(&self.parts)
-            || self
-                .when
-                .as_ref()
-                .is_some_and(|when| when.place.is_in_payload())
-    }
-
-    pub(super) fn reads_payload(&self) -> bool {
-        read_payload(&self.parts)
-            || self
-                .when
-                .as_ref()
-                .is_some_and(|when| when.place.is_in_payload())
-    }
-
-    pub(super) fn parts(&self) -> &[Part] {
-        &self.parts
-    }
 }
 
 fn labelled(place: &Place) -> Vec<u8> {

@@ -3,7 +3,7 @@
 use super::super::encode;
 use super::super::error::KeySpecError;
 use super::super::normaliser::Normaliser;
-use super::super::path::Node;
+use super::super::paths::{PathList, PathTrees};
 use super::decode::Decoder;
 use super::path::PlacePath;
 use super::{Blank, KeyCase, Literal, MAX_DECODERS, Part, Place, PlaceSource, When};
@@ -47,6 +47,7 @@ pub(super) struct PlacePlan {
     pub(super) name: String,
     pub(super) source: PlannedSource,
     pub(super) normalisers: Vec<Normaliser>,
+    pub(super) takes_default: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -72,15 +73,14 @@ pub(super) struct TextPlan {
     pub(super) from: Slot,
     /// The path up to here, for errors.
     pub(super) name: String,
-    pub(super) wanted: Node,
-    pub(super) targets: usize,
+    pub(super) paths: PathTrees,
 }
 
 /// Collects texts and their paths.
 struct Planner<'a> {
     /// The paths into the payload, to which others may belong already.
-    payload_paths: &'a mut Vec<Vec<String>>,
-    texts: Vec<(Decoder, Slot, String, Vec<Vec<String>>)>,
+    payload_paths: &'a mut PathList,
+    texts: Vec<(Decoder, Slot, String, PathList)>,
 }
 
 impl Composed {
@@ -88,7 +88,7 @@ impl Composed {
     /// `payload_paths`.
     pub(in super::super) fn parts(
         parts: &[Part],
-        payload_paths: &mut Vec<Vec<String>>,
+        payload_paths: &mut PathList,
     ) -> Result<Self, KeySpecError> {
         let mut planner = Planner {
             payload_paths,
@@ -110,7 +110,7 @@ impl Composed {
     /// Compiles the cases of a key.
     pub(in super::super) fn cases(
         cases: &[KeyCase],
-        payload_paths: &mut Vec<Vec<String>>,
+        payload_paths: &mut PathList,
     ) -> Result<Self, KeySpecError> {
         let mut planner = Planner {
             payload_paths,
@@ -146,7 +146,9 @@ impl Planner<'_> {
                 let is = is.as_ref().map(literal_bytes);
                 label.extend(is.iter().flatten());
                 Some(WhenPlan {
-                    place: self.place(place)?,
+                    // A default in the place of a value would take every message; a value that
+                    // the specification names does not.
+                    place: self.place(place, place.takes_default || is.is_some())?,
                     is,
                 })
             }
@@ -169,16 +171,16 @@ impl Planner<'_> {
             places: part
                 .places
                 .iter()
-                .map(|place| self.place(place))
+                .map(|place| self.place(place, place.takes_default))
                 .collect::<Result<_, _>>()?,
             optional: part.optional,
             blank: part.blank,
         })
     }
 
-    fn place(&mut self, place: &Place) -> Result<PlacePlan, KeySpecError> {
+    fn place(&mut self, place: &Place, takes_default: bool) -> Result<PlacePlan, KeySpecError> {
         let source = match &place.source {
-            PlaceSource::Payload(path) => PlannedSource::Payload(self.slot(path)?),
+            PlaceSource::Payload(path) => PlannedSource::Payload(self.slot(path, takes_default)?),
             PlaceSource::Header(name) => PlannedSource::Header(name.clone()),
             PlaceSource::MessageKey => PlannedSource::MessageKey,
             PlaceSource::MessageId => PlannedSource::MessageId,
@@ -187,14 +189,16 @@ impl Planner<'_> {
             name: place.name(),
             source,
             normalisers: place.normalisers.clone(),
+            takes_default,
         })
     }
 
-    fn slot(&mut self, text: &str) -> Result<Slot, KeySpecError> {
+    fn slot(&mut self, text: &str, takes_default: bool) -> Result<Slot, KeySpecError> {
         let path = PlacePath::parse(text)?;
+        let takes_default = takes_default && path.steps.is_empty();
         let mut slot = Slot {
             text: 0,
-            target: target(self.payload_paths, path.names),
+            target: self.payload_paths.target(path.names, takes_default),
         };
         for (decoder, names) in path.steps {
             let known = self
@@ -203,7 +207,7 @@ impl Planner<'_> {
                 .position(|(other, from, ..)| *other == decoder && *from == slot);
             let at = known.unwrap_or_else(|| {
                 self.texts
-                    .push((decoder, slot, text.to_owned(), Vec::new()));
+                    .push((decoder, slot, text.to_owned(), PathList::default()));
                 self.texts.len() - 1
             });
             if at >= MAX_DECODERS {
@@ -218,7 +222,7 @@ impl Planner<'_> {
             };
             slot = Slot {
                 text: at + 1,
-                target: target(paths, names),
+                target: paths.target(names, false),
             };
         }
         Ok(slot)
@@ -231,22 +235,10 @@ impl Planner<'_> {
                 decoder,
                 from,
                 name,
-                wanted: Node::of_names(paths.iter().map(Vec::as_slice)),
-                targets: paths.len(),
+                paths: paths.compile(),
             })
             .collect()
     }
-}
-
-/// The position of a path among those of a text. A path that several places share has one target.
-pub(in super::super) fn target(paths: &mut Vec<Vec<String>>, names: Vec<String>) -> usize {
-    paths
-        .iter()
-        .position(|known| *known == names)
-        .unwrap_or_else(|| {
-            paths.push(names);
-            paths.len() - 1
-        })
 }
 
 fn literal_bytes(literal: &Literal) -> Vec<u8> {

@@ -180,7 +180,7 @@ impl Composed {
         {
             return write_bytes(place, content, doc, order, out);
         }
-        let Some(value) = doc.found.get(slot.target).copied().flatten() else {
+        let Some(value) = doc.value(slot.target, place.takes_default) else {
             return Ok(Found::Missing);
         };
         if value.kind == Kind::Null {
@@ -218,9 +218,10 @@ impl Composed {
                 .decode(content, &text.name, reading.limit)?
                 .into_owned();
             if text.decoder == Decoder::Json {
-                let scanned = decoded
-                    .doc
-                    .scan(&content, &text.wanted, text.targets, false);
+                let scanned =
+                    decoded
+                        .doc
+                        .scan(&content, &text.paths.tree, text.paths.targets, false);
                 scanned.map_err(|error| text.decoder.failed(&text.name, inner(&error)))?;
             }
             decoded.content = Some(content);
@@ -255,7 +256,7 @@ impl Composed {
         {
             return Ok(Some(Cow::Borrowed(content)));
         }
-        match doc.found.get(from.target).copied().flatten() {
+        match doc.value(from.target, false) {
             None
             | Some(Value {
                 kind: Kind::Null, ..

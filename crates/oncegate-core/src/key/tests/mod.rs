@@ -241,7 +241,7 @@ fn an_explanation_is_decoded_from_what_is_hashed() {
 scope      billing
 route      "orders"
 tenant     b"acme\xff"
-field      at = instant 20778d
+field      at = 2026-11-21 in UTC (20778d)
 field      id = "A-7"
 field      tags = {"a": "x\ty", "b": [15e-1, null]}
 "#;

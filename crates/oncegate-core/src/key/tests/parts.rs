@@ -73,7 +73,7 @@ fn wrong_parts_are_refused_with_the_reason() {
     );
     check(
         r#"{"parts":[{"first_of":["a"],"as":"trim"}]}"#,
-        "has no place or `as` of its own",
+        "has no place, `as` or `default` of its own",
     );
     check(
         r#"{"parts":[{"first_of":[{"path":"a","optional":true}]}]}"#,

@@ -114,3 +114,85 @@ fn notifications_of_aws_are_known_by_their_content() {
     });
     check_payloads(spec, [&messages[0], &messages[1], &messages[2]]);
 }
+
+#[test]
+fn tombstones_of_a_change_feed_have_keys_of_their_own() {
+    let key = compiled(
+        r#"{"cases":[{"when":{"path":"payload.op"},"parts":["payload.op","payload.source.lsn",{"first_of":["payload.after.id","payload.before.id"]}]},
+            {"parts":[{"message_key":{}},{"path":"|json","optional":true}]}]}"#,
+    );
+    let of = |input: KeyInput<'_>| key.derive("r", &input);
+    let change = |payload| KeyInput::payload(payload).with_message_key("41");
+    let delete = r#"{"payload":{"op":"d","before":{"id":41},"after":null,"source":{"lsn":101}}}"#;
+    let update =
+        r#"{"payload":{"op":"u","before":{"id":41},"after":{"id":41},"source":{"lsn":100}}}"#;
+    let keys = [
+        of(change(delete)).unwrap(),
+        of(change(update)).unwrap(),
+        of(KeyInput::empty().with_message_key("41")).unwrap(),
+        of(KeyInput::empty().with_message_key("42")).unwrap(),
+    ];
+    for (at, one) in keys.iter().enumerate() {
+        assert!(keys[..at].iter().all(|other| other != one), "{at}");
+    }
+    // An update in another form must not get the key of its entity.
+    for payload in [
+        r#"{"id":41,"status":"paid"}"#,
+        r#"{"op":"u","after":{"id":41}}"#,
+        "[]",
+        "7",
+    ] {
+        assert_eq!(
+            of(change(payload)).unwrap_err().kind(),
+            "decode_failed",
+            "{payload}"
+        );
+    }
+}
+
+#[test]
+fn compacted_topics_need_more_than_the_message_key() {
+    let key = compiled(r#"{"parts":[{"message_key":{}},"version"]}"#);
+    let of = |payload: &str| {
+        let input = KeyInput::payload(payload).with_message_key("41");
+        key.derive("r", &input).unwrap()
+    };
+    assert_eq!(of(r#"{"version":1,"a":1}"#), of(r#"{"version":1,"a":2}"#));
+    assert_ne!(of(r#"{"version":1}"#), of(r#"{"version":2}"#));
+}
+
+#[test]
+fn what_is_no_single_message_is_named() {
+    let key = compiled(r#"{"json":["source","id"]}"#);
+    let named = |input: KeyInput<'_>, what: &str| {
+        let error = key.derive("r", &input).unwrap_err();
+        assert_eq!(error.kind(), "framed");
+        assert!(error.to_string().contains(what), "{error}");
+    };
+    let batch = r#" [{"specversion": "1.0", "id": "ev-1", "source": "/shop"}]"#;
+    named(KeyInput::payload(batch), "batch of CloudEvents");
+    let headers: Headers<'_> = &[(
+        "Content-Type",
+        b"application/cloudevents-batch+json; charset=utf-8",
+    )];
+    named(
+        KeyInput::payload("[]").with_headers(headers),
+        "batch of CloudEvents",
+    );
+    let error = key.derive("r", &KeyInput::payload("[]")).unwrap_err();
+    assert_eq!(error.kind(), "missing_field");
+    // A path may name an event of a batch.
+    let first = compiled(r#"{"json":["0.source","0.id"]}"#);
+    assert!(first.derive("r", &KeyInput::payload(batch)).is_ok());
+    for payload in [
+        b"\x00\x53\x77\xa1\x21{}".as_slice(),
+        b"\x00\x53\x75\xa0\x21{}",
+        b"\x00\x80\x00\x00\x00\x00\x00\x00\x00\x77\xa1\x02{}",
+    ] {
+        named(KeyInput::payload(payload), "type code of its section");
+    }
+    named(
+        KeyInput::payload(b"\xc3\x01\x64\xe1\x00\x36\xd6\x70\x72\x6b\x0a"),
+        "single-object",
+    );
+}

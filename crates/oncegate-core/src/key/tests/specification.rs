@@ -286,3 +286,30 @@ fn scopes() {
         );
     }
 }
+
+#[test]
+fn the_use_of_defaults_is_no_part_of_a_descriptor() {
+    for (with, without) in [
+        (
+            r#"{"json":[{"path":"a","default":true},{"path":"b","as":["decimal"],"default":true}],"tenant":{"json":{"path":"t","default":true}}}"#,
+            r#"{"json":["a",{"path":"b","as":"decimal"}],"tenant":{"json":"t"}}"#,
+        ),
+        (
+            r#"{"parts":[{"path":"a","default":true,"optional":true},{"first_of":[{"path":"b","default":true},"c"]}]}"#,
+            r#"{"parts":[{"path":"a","optional":true},{"first_of":["b","c"]}]}"#,
+        ),
+        (
+            r#"{"cases":[{"when":{"path":"a","default":true},"parts":[{"path":"b","default":true}]}]}"#,
+            r#"{"cases":[{"when":{"path":"a"},"parts":["b"]}]}"#,
+        ),
+    ] {
+        let key: Key = with.parse().unwrap();
+        assert_eq!(key.to_string().parse::<Key>().unwrap(), key, "{key}");
+        let other: Key = without.parse().unwrap();
+        assert_ne!(key, other);
+        assert_eq!(
+            Descriptor::new(&key, None).unwrap(),
+            Descriptor::new(&other, None).unwrap()
+        );
+    }
+}
