@@ -143,6 +143,10 @@ pub(super) fn questions(name: &str, consumer: &shape::Consumer) -> Result<Questi
         lease: consumer.gate.lease,
         max_attempts: consumer.runtime.max_attempts,
         max_run: consumer.gate.max_run,
+        group: match &source.kafka {
+            Some(_) => Some(source.settings()?.open(name, GateSettings::DEFAULT.lease)?),
+            None => None,
+        },
         kafka,
         queue: queue(name, &source)?,
         letters: letters(name, &source, consumer)?,
