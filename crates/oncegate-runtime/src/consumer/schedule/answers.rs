@@ -29,8 +29,10 @@ impl<T> Schedule<T> {
         let unanswered = self.outages.unanswered(shard, before, fraction);
         scheduled.unanswered = Some(unanswered);
         if unanswered.waits_alone.is_some() {
-            if before.is_none_or(|before| before.waits_alone.is_none()) {
-                tracing::warn!(%error, "the store answers for other keys; a message waits by itself");
+            // Once, and then ever more rarely.
+            if unanswered.alone.is_power_of_two() {
+                let tries = unanswered.alone;
+                tracing::warn!(%error, tries, "the store answers for other keys; a message waits by itself");
             }
             return false;
         }
@@ -42,9 +44,9 @@ impl<T> Schedule<T> {
     /// Returns the event for a message whose attempt had no answer: it waits with its shard, or by
     /// itself.
     pub(super) fn unanswered(&mut self, place: PlaceId, now: Instant) -> MessageEvent {
-        let scheduled = self.table.get(place);
-        let unanswered = scheduled.and_then(|scheduled| scheduled.unanswered);
-        match unanswered.and_then(|unanswered| unanswered.waits_alone) {
+        let scheduled = self.table.get_mut(place);
+        let unanswered = scheduled.and_then(|scheduled| scheduled.unanswered.as_mut());
+        match unanswered.and_then(|unanswered| unanswered.waits_alone.take()) {
             Some(wait) => self.delay(place, wait, WaitCause::Unreadable, now),
             None => MessageEvent::NoAnswer,
         }

@@ -72,7 +72,7 @@ pub(super) struct Unanswered {
     /// The answers of the shard up to then.
     answers: u64,
     /// The number of its tries in a row between which the shard has answered others.
-    alone: u32,
+    pub(super) alone: u32,
     /// The delay before it asks again by itself; `None` if it waits for the end of an outage.
     pub(super) waits_alone: Option<Duration>,
 }
