@@ -320,6 +320,11 @@ impl HeldOrders {
         Taken { orders, is_passing }
     }
 
+    /// Returns whether neither a topic nor a part of one is held back.
+    pub(super) fn holds_no_place(&self) -> bool {
+        self.places.is_empty()
+    }
+
     /// Returns whether a place may be tried again since `began`.
     pub(super) fn is_due_since(&self, began: Instant, now: Instant) -> bool {
         self.places

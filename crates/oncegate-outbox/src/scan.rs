@@ -39,7 +39,9 @@ impl Scan {
 
     /// Adds what was passed over to what is held back. A new pass begins when that is due.
     pub(super) fn and(&mut self, held_back: HeldBack, held: &HeldOrders, now: Instant) -> HeldBack {
-        let is_due = now >= self.began + RESCAN_AFTER || held.is_due_since(self.began, now);
+        let is_due = now >= self.began + RESCAN_AFTER
+            || held.holds_no_place()
+            || held.is_due_since(self.began, now);
         if self.up_to.is_some() && is_due {
             *self = Self::new(now);
         }
