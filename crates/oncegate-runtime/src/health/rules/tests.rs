@@ -1,5 +1,5 @@
 use super::super::Health;
-use super::super::status::{Refusals, StoreOutage};
+use super::super::status::StoreOutage;
 use super::*;
 
 mod statuses;
