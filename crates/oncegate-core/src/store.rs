@@ -286,8 +286,8 @@ pub enum StoreError {
         /// The store's report, without data.
         reason: Arc<str>,
     },
-    /// The command was not executed: this key cannot be asked about now, for it is being moved
-    /// between servers. The other keys of its shard can. Try again later.
+    /// The command was not executed: this key cannot be asked about now, for example because it is
+    /// being moved between servers. The other keys of its shard can. Try again later.
     #[error("the store cannot be asked about {key} now: {reason}")]
     KeyUnavailable {
         /// The key.

@@ -79,6 +79,22 @@ impl<'a> Flight<'a> {
     }
 }
 
+/// The messages by their orders, each in the order of the batch; the order with the oldest message
+/// first.
+pub(super) fn in_orders(batch: Vec<UnsentMessage>) -> Vec<(OrderOf, Vec<UnsentMessage>)> {
+    let mut orders: Vec<(OrderOf, Vec<UnsentMessage>)> = Vec::new();
+    let mut places = HashMap::new();
+    for unsent in batch {
+        let order = OrderOf::of(&unsent);
+        let place = *places.entry(order.clone()).or_insert(orders.len());
+        match orders.get_mut(place) {
+            Some((_, messages)) => messages.push(unsent),
+            None => orders.push((order, vec![unsent])),
+        }
+    }
+    orders
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::OutboxMessage;
@@ -90,6 +106,7 @@ mod tests {
             sequence,
             message,
             age: std::time::Duration::ZERO,
+            fault: None,
         }
     }
 

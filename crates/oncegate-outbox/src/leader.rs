@@ -12,7 +12,6 @@
 //! - A producer may deliver a message that it has reported as failed, or fail one and deliver the
 //!   next. Only the wait for each confirmation makes a gap impossible.
 
-use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,9 +25,10 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
-use super::flight::{Flight, OrderSize};
+use super::flight::{Flight, OrderSize, in_orders};
 use super::held_back::{HeldOrders, OrderOf};
-use super::{OutboxMessage, PublishError, Relay, RelayError, UnsentMessage};
+use super::scan::Scan;
+use super::{OutboxMessage, PublishError, Relay, RelayError, TopicPart, UnsentMessage};
 use oncegate_runtime::backoff::Backoff;
 use oncegate_runtime::observe::Event;
 
@@ -230,6 +230,7 @@ impl Leader {
         let mut flight = Flight::default();
         let mut failures = 0;
         let mut purge_at = Instant::now();
+        let mut scan = Scan::new(purge_at);
         while !ended.is_cancelled() {
             let now = Instant::now();
             // So many topics are held back that nothing else may be read.
@@ -243,7 +244,8 @@ impl Leader {
                     .await?;
                 continue;
             };
-            let batch = match outbox.read(&flight.and(held.at(now)), room).await {
+            let held_back = scan.and(flight.and(held.at(now)), &held, now);
+            let batch = match outbox.read(&held_back, room).await {
                 Ok(batch) => batch,
                 Err(error) => {
                     self.wait_after(error, &mut failures, ended).await?;
@@ -252,8 +254,15 @@ impl Leader {
             };
             failures = 0;
             let is_idle = batch.is_empty();
+            let last = batch.last().map(|unsent| unsent.sequence);
             let read_at = Instant::now();
-            for (order, messages) in held.take(in_orders(batch), now) {
+            let taken = held.take(in_orders(batch), now, |order| self.part(order));
+            if is_idle {
+                scan.note_end(&mut held, now);
+            }
+            scan.note_read(last, taken.is_passing);
+            let is_passed = !is_idle && taken.orders.is_empty();
+            for (order, messages) in taken.orders {
                 let size = OrderSize::of(&messages);
                 flight.add(
                     order,
@@ -261,7 +270,12 @@ impl Leader {
                     self.send_in_order(messages, read_at, &sent, ended).boxed(),
                 );
             }
-            let until = read_at + if is_idle { poll_interval } else { SLOW_AFTER };
+            let until = match (is_passed, is_idle) {
+                // Nothing of this read is tried: the next one begins behind it.
+                (true, _) => read_at,
+                (_, true) => read_at + poll_interval,
+                (_, false) => read_at + SLOW_AFTER,
+            };
             self.land(&mut flight, &mut held, &sent, until).await?;
             let is_purged = self.purge_if_due(&mut purge_at).await;
             if is_idle && is_purged {
@@ -287,15 +301,24 @@ impl Leader {
         loop {
             tokio::select! {
                 biased;
-                Some((order, outcome)) = flight.next() => match outcome {
-                    Ok(()) => held.succeeded(&order),
-                    Err(failure) => held.failed(order, &failure, Instant::now(), fastrand::f64()),
-                },
+                Some((order, outcome)) = flight.next() => {
+                    let part = self.part(&order);
+                    match outcome {
+                        Ok(()) => held.succeeded(&order, part),
+                        Err(failure) => {
+                            held.failed((order, part), &failure, Instant::now(), fastrand::f64());
+                        }
+                    }
+                }
                 () = sleep_until(until), if !flight.is_empty() => break,
                 else => break,
             }
         }
         self.mark(sent).await
+    }
+
+    fn part(&self, order: &OrderOf) -> Option<TopicPart> {
+        self.relay.publisher.part(order.topic_name(), order.key())
     }
 
     /// Sends messages one after another, up to the first that is not confirmed.
@@ -310,13 +333,20 @@ impl Leader {
             sequence,
             message,
             age,
+            fault,
         } in messages
         {
             // Another relay may lead by now, or this one stops.
             if ended.is_cancelled() {
                 return Ok(());
             }
-            match self.relay.publisher.publish(&message).await {
+            // Other programs may write rows, too.
+            let fault = fault.or_else(|| message.check().err().map(|error| error.to_string()));
+            let published = match fault {
+                Some(fault) => Err(PublishError::Refused(fault)),
+                None => self.relay.publisher.publish(&message).await,
+            };
+            match published {
                 Ok(()) => {
                     self.observe(Event::OutboxPublished {
                         age: age + read_at.elapsed(),
@@ -443,22 +473,6 @@ impl Leader {
             observer.observe(event);
         }
     }
-}
-
-/// The messages by their orders, each in the order of the batch; the order with the oldest message
-/// first.
-fn in_orders(batch: Vec<UnsentMessage>) -> Vec<(OrderOf, Vec<UnsentMessage>)> {
-    let mut orders: Vec<(OrderOf, Vec<UnsentMessage>)> = Vec::new();
-    let mut places = HashMap::new();
-    for unsent in batch {
-        let order = OrderOf::of(&unsent);
-        let place = *places.entry(order.clone()).or_insert(orders.len());
-        match orders.get_mut(place) {
-            Some((_, messages)) => messages.push(unsent),
-            None => orders.push((order, vec![unsent])),
-        }
-    }
-    orders
 }
 
 /// Waits for `time`, or until `ended`.

@@ -26,6 +26,7 @@ mod flight;
 mod held_back;
 mod leader;
 mod relay;
+mod scan;
 mod settings;
 
 use std::fmt;
@@ -232,6 +233,9 @@ pub struct UnsentMessage {
     pub message: OutboxMessage,
     /// The time from its write to its read, by the database's clock.
     pub age: Duration,
+    /// The reason why its row is no message, for a row that another program has written; `None`:
+    /// it is one. Such a row is refused, and holds up only the later messages of its key.
+    pub fault: Option<String>,
 }
 
 /// The limits of a read.
@@ -252,6 +256,9 @@ pub struct OutboxStatus {
     pub oldest_unsent: Option<Duration>,
     /// Messages that were sent and are kept until their retention is over.
     pub sent: u64,
+    /// The unsent rows that are no messages, which another program has written: the relay's log has
+    /// the reasons.
+    pub malformed: u64,
     /// `true` when a relay leads at this moment.
     pub led: bool,
 }
@@ -285,7 +292,8 @@ pub trait OutboxStore: Send + Sync + fmt::Debug {
     async fn resign(&self, relay: Token) -> Result<(), StoreError>;
 
     /// Reads the oldest messages that are not sent, in the order of their sequence, without those
-    /// that are held back.
+    /// that are held back. A row that is no message is read with its
+    /// [fault](UnsentMessage::fault).
     ///
     /// # Errors
     /// The database did not answer or refuses.
@@ -340,6 +348,25 @@ pub trait Publisher: Send + Sync + fmt::Debug {
     /// # Errors
     /// When it may not be durable. The relay publishes it again, so it may arrive twice.
     async fn publish(&self, message: &OutboxMessage) -> Result<(), PublishError>;
+
+    /// Returns the part of the topic that messages with this key, or without one, go to, if the
+    /// topic has parts that fail apart, such as partitions, and they are known. Default: `None`.
+    ///
+    /// Messages of a part that does not answer are held back without those of other parts. It is
+    /// called for each message, and must not wait.
+    fn part(&self, _topic: &str, _key: Option<&[u8]>) -> Option<TopicPart> {
+        None
+    }
+}
+
+/// A part of a topic that may fail while the others do not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TopicPart {
+    /// The number of the part, from 0; that of messages that may go to any part is
+    /// [`of`](Self::of).
+    pub number: u32,
+    /// The number of parts that the topic has.
+    pub of: u32,
 }
 
 /// The reason that a message may not have been published.

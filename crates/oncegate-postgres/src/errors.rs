@@ -28,6 +28,8 @@ pub(super) struct Trouble {
     pub(super) passing: bool,
     /// Nothing was executed, because another transaction holds one of the rows.
     pub(super) row_held: bool,
+    /// Nothing was executed, because a row or an entry of an index is damaged.
+    pub(super) damaged: bool,
     /// Nothing was executed, because of a serialization failure or a deadlock.
     pub(super) crossed: bool,
 }
@@ -50,6 +52,7 @@ impl From<StoreError> for Trouble {
             error,
             passing: false,
             row_held: false,
+            damaged: false,
             crossed: false,
         }
     }
@@ -102,8 +105,8 @@ const MEANINGS: &[(&str, Class, &str)] = &[
     ("42P01", Refused, "the tables are missing"),
     ("3F000", Refused, "the schema is missing"),
     ("42703", Refused, "the tables are of another format"),
-    ("XX001", Refused, "the server found damaged data"),
-    ("XX002", Refused, "the server found a damaged index"),
+    ("XX001", Refused, "the server found damaged data: restore it from a backup"),
+    ("XX002", Refused, "the server found a damaged index: REINDEX TABLE oncegate_records"),
 ];
 
 /// The error for data that a standby has returned, which may be old: an address that is shared by
@@ -140,6 +143,7 @@ pub(super) fn answered_with(state: &str, message: &str) -> Trouble {
         error,
         passing: class == Passing,
         row_held: state == LOCK_NOT_AVAILABLE,
+        damaged: matches!(state, "XX001" | "XX002"),
         crossed,
     }
 }

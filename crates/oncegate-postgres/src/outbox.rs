@@ -27,6 +27,8 @@ mod write;
 
 pub use self::write::{OutboxRow, OutboxTransaction};
 
+use self::tables::IS_MESSAGE;
+
 /// The clock is read in the comparison: a relay that waited for the row compares again.
 ///
 /// After the clock has gone back, a lead ends later than a whole lease from now. It is cut to that:
@@ -47,16 +49,11 @@ const RESIGN: &str = "DELETE FROM oncegate_outbox_leaders WHERE outbox = $1 AND 
 
 /// Reads the oldest messages up to a number (`$2`) and a sum of bytes (`$3`). The length of a value
 /// is known without reading it.
-const READ: &str = "\
-SELECT sequence, id, topic, key, payload, header_names, header_values, \
-greatest(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - written_at_ms, 0) AS age_ms \
-FROM (SELECT o.*, sum(coalesce(octet_length(payload), 0)) OVER (ORDER BY sequence) \
-- coalesce(octet_length(payload), 0) AS bytes_before \
-FROM (SELECT * FROM oncegate_outbox AS o WHERE outbox = $1 AND sent_at_ms IS NULL AND sequence <> ALL($4::bigint[]) \
-AND topic <> ALL($7::text[]) \
-AND NOT EXISTS (SELECT FROM unnest($5::text[], $6::bytea[]) AS held (topic, key) \
-WHERE held.topic = o.topic AND held.key = o.key) \
-ORDER BY sequence LIMIT $2) AS o) AS oldest WHERE bytes_before < $3::bigint ORDER BY sequence";
+/// The unsent messages behind those that were passed over, `$8`, of keys of which none waits there.
+/// `NOT EXISTS` reads them once, whatever their number.
+const BEHIND: &str = "\
+AND sequence > $8::bigint AND NOT EXISTS (SELECT FROM oncegate_outbox AS passed WHERE passed.outbox = $1 \
+AND passed.sent_at_ms IS NULL AND passed.sequence <= $8::bigint AND passed.topic = o.topic AND passed.key = o.key) ";
 
 const MARK: &str = "\
 UPDATE oncegate_outbox SET sent_at_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint \
@@ -72,14 +69,6 @@ const BACKLOG: &str = "\
 SELECT (SELECT count(*) FROM (SELECT FROM oncegate_outbox WHERE outbox = $1 AND sent_at_ms IS NULL LIMIT $2) AS unsent) \
 AS messages, (SELECT greatest(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - written_at_ms, 0) \
 FROM oncegate_outbox WHERE outbox = $1 AND sent_at_ms IS NULL ORDER BY sequence LIMIT 1) AS oldest_ms";
-
-const STATUS: &str = "\
-SELECT count(*) FILTER (WHERE sent_at_ms IS NULL) AS unsent, count(sent_at_ms) AS sent, \
-greatest(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint \
-- min(written_at_ms) FILTER (WHERE sent_at_ms IS NULL), 0) AS oldest_ms, \
-EXISTS (SELECT FROM oncegate_outbox_leaders WHERE outbox = $1 \
-AND leads_until_ms >= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint) AS led \
-FROM oncegate_outbox WHERE outbox = $1";
 
 /// An outbox in the database of a [`PostgresStore`]; made by [`PostgresStore::outbox`].
 ///
@@ -280,7 +269,7 @@ impl OutboxStore for PostgresOutbox {
     async fn status(&self) -> Result<OutboxStatus, StoreError> {
         let row = self
             .run(|client, name| async move {
-                let row = client.query_one(STATUS, &[&name.as_str()]).await;
+                let row = client.query_one(&status_sql(), &[&name.as_str()]).await;
                 (client, row)
             })
             .await?;
@@ -289,6 +278,7 @@ impl OutboxStore for PostgresOutbox {
             unsent: row.get::<_, i64>("unsent").unsigned_abs(),
             oldest_unsent: oldest_ms.map(|ms| Duration::from_millis(ms.unsigned_abs())),
             sent: row.get::<_, i64>("sent").unsigned_abs(),
+            malformed: row.get::<_, i64>("malformed").unsigned_abs(),
             led: row.get("led"),
         })
     }
@@ -338,7 +328,6 @@ async fn read(
     held_back: &HeldBack,
     most: ReadLimits,
 ) -> Result<Vec<Row>, tokio_postgres::Error> {
-    let statement = client.prepare_cached(READ).await?;
     let (topics, keys): (Vec<&str>, Vec<&[u8]>) = held_back
         .keys
         .iter()
@@ -346,33 +335,68 @@ async fn read(
         .unzip();
     let bytes = i64::try_from(most.bytes).unwrap_or(i64::MAX).max(1);
     let all_of: Vec<&str> = held_back.topics.iter().map(|topic| &**topic).collect();
-    let parameters: [&(dyn ToSql + Sync); 7] = [
-        &name.as_str(),
-        &i64::from(most.messages),
+    let name = name.as_str();
+    let messages = i64::from(most.messages);
+    let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![
+        &name,
+        &messages,
         &bytes,
         &held_back.sequences,
         &topics,
         &keys,
         &all_of,
     ];
+    let behind = match &held_back.up_to {
+        Some(up_to) => {
+            parameters.push(up_to);
+            BEHIND
+        }
+        None => "",
+    };
+    let statement = client.prepare_cached(&read_sql(behind)).await?;
     client.query(&statement, &parameters).await
 }
 
-/// The message of a row of [`READ`].
+/// Reads the oldest unsent messages. `behind`: only [`BEHIND`] those that were passed over.
+fn read_sql(behind: &str) -> String {
+    format!(
+        "\
+SELECT sequence, id, topic, key, payload, header_names, header_values, \
+greatest(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - written_at_ms, 0) AS age_ms \
+FROM (SELECT o.*, sum(coalesce(octet_length(payload), 0)) OVER (ORDER BY sequence) \
+- coalesce(octet_length(payload), 0) AS bytes_before \
+FROM (SELECT * FROM oncegate_outbox AS o WHERE outbox = $1 AND sent_at_ms IS NULL AND sequence <> ALL($4::bigint[]) \
+AND topic <> ALL($7::text[]) \
+AND NOT EXISTS (SELECT FROM unnest($5::text[], $6::bytea[]) AS held (topic, key) \
+WHERE held.topic = o.topic AND held.key = o.key) {behind}\
+ORDER BY sequence LIMIT $2) AS o) AS oldest WHERE bytes_before < $3::bigint ORDER BY sequence"
+    )
+}
+
+fn status_sql() -> String {
+    format!(
+        "\
+SELECT count(*) FILTER (WHERE sent_at_ms IS NULL) AS unsent, count(sent_at_ms) AS sent, \
+count(*) FILTER (WHERE sent_at_ms IS NULL AND NOT ({IS_MESSAGE})) AS malformed, \
+greatest(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint \
+- min(written_at_ms) FILTER (WHERE sent_at_ms IS NULL), 0) AS oldest_ms, \
+EXISTS (SELECT FROM oncegate_outbox_leaders WHERE outbox = $1 \
+AND leads_until_ms >= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint) AS led \
+FROM oncegate_outbox WHERE outbox = $1"
+    )
+}
+
+/// The message of a row of a read. Other programs may write rows, too.
 fn unsent(row: &Row) -> Result<UnsentMessage, tokio_postgres::Error> {
     let topic: String = row.try_get("topic")?;
     let id: String = row.try_get("id")?;
-    let names: Vec<&str> = row.try_get("header_names")?;
-    let values: Vec<Option<&[u8]>> = row.try_get("header_values")?;
-    let headers = names.into_iter().zip(values).map(|(name, value)| Header {
-        name: name.into(),
-        value: bytes(value),
-    });
+    let headers = headers(row);
     let message = match bytes(row.try_get("payload")?) {
         Some(payload) => OutboxMessage::new(topic, payload),
         None => OutboxMessage::tombstone(topic),
     };
-    let message = message.id(id).headers(headers.collect());
+    let fault = headers.as_ref().err().cloned();
+    let message = message.id(id).headers(headers.unwrap_or_default());
     let message = match bytes(row.try_get("key")?) {
         Some(key) => message.key(key),
         None => message,
@@ -382,7 +406,35 @@ fn unsent(row: &Row) -> Result<UnsentMessage, tokio_postgres::Error> {
         sequence: row.try_get("sequence")?,
         message,
         age,
+        fault,
     })
+}
+
+/// The headers of a row, or the reason why it has none.
+fn headers(row: &Row) -> Result<Vec<Header>, String> {
+    let names: Vec<Option<&str>> = row
+        .try_get("header_names")
+        .map_err(|error| format!("its header_names are no list of names: {error}"))?;
+    let values: Vec<Option<&[u8]>> = row
+        .try_get("header_values")
+        .map_err(|error| format!("its header_values are no list of values: {error}"))?;
+    if names.len() != values.len() {
+        return Err(format!(
+            "it has {} header_names and {} header_values; write as many of both",
+            names.len(),
+            values.len()
+        ));
+    }
+    names
+        .into_iter()
+        .zip(values)
+        .map(|(name, value)| {
+            Ok(Header {
+                name: name.ok_or("one of its header_names is NULL")?.into(),
+                value: bytes(value),
+            })
+        })
+        .collect()
 }
 
 fn bytes(value: Option<&[u8]>) -> Option<Bytes> {

@@ -6,7 +6,7 @@ use deadpool_postgres::Object;
 use oncegate_core::store::StoreError;
 
 use super::errors::{self, REMEDY, Trouble};
-use super::outbox::tables::TABLES as OUTBOX_TABLES;
+use super::outbox::tables::{CONTRACT as OUTBOX_CONTRACT, TABLES as OUTBOX_TABLES};
 use super::{journal, sessions};
 
 /// Key of the advisory lock under which one process at a time creates the tables: `oncegate` in
@@ -128,8 +128,18 @@ pub(super) async fn change(client: &Object, journaled: bool) -> Result<SchemaCha
     }
     if !exists(client, "oncegate_outbox").await? {
         change.sql += OUTBOX_TABLES;
+    } else if !has_outbox_contract(client).await? {
+        change.sql += OUTBOX_CONTRACT;
     }
     Ok(change)
+}
+
+/// Returns whether the outbox refuses rows that are no messages.
+async fn has_outbox_contract(client: &Object) -> Result<bool, Trouble> {
+    let found = "SELECT EXISTS (SELECT FROM pg_constraint WHERE conname = 'oncegate_outbox_message' \
+                 AND conrelid = to_regclass('oncegate_outbox'))";
+    let found = client.query_one(found, &[]).await;
+    Ok(found.map_err(|error| errors::not_executed(&error))?.get(0))
 }
 
 /// The work without which a store cannot be used. Only transactional handlers need the table of

@@ -48,8 +48,59 @@ pub(super) async fn execute(
             .iter()
             .map(|command| row_held(shared, command, &error))
             .collect()),
+        // Nor must one that is damaged.
+        Err(Trouble {
+            error,
+            damaged: true,
+            ..
+        }) => execute_apart(shared, commands, &error).await,
         executed => executed.map_err(|trouble| trouble.error),
     }
+}
+
+/// Applies the commands in two halves, after damaged data has ended the transaction of all: in the
+/// end each key that is damaged has its own answer.
+async fn execute_apart(
+    shared: &Shared,
+    commands: &[Command],
+    error: &StoreError,
+) -> Result<Vec<CommandResult>, StoreError> {
+    let first = commands.first().map(|command| &command.key);
+    if commands.iter().all(|command| Some(&command.key) == first) {
+        let damaged = commands
+            .iter()
+            .map(|command| Err(StoreError::unreadable(command.key.clone(), error)));
+        return Ok(damaged.collect());
+    }
+    // Stable, so that the commands about one key stay in their order.
+    let mut order: Vec<usize> = (0..commands.len()).collect();
+    order.sort_by_key(|position| commands.get(*position).map(|command| &command.key));
+    let sorted: Vec<Command> = order
+        .iter()
+        .filter_map(|position| commands.get(*position).cloned())
+        .collect();
+    let half = between_keys(&sorted);
+    let mut answers = Vec::with_capacity(sorted.len());
+    for part in [sorted.get(..half), sorted.get(half..)]
+        .into_iter()
+        .flatten()
+    {
+        answers.extend(Box::pin(execute(shared, part)).await?);
+    }
+    let mut placed: Vec<(usize, CommandResult)> = order.into_iter().zip(answers).collect();
+    placed.sort_by_key(|(position, _)| *position);
+    Ok(placed.into_iter().map(|(_, answer)| answer).collect())
+}
+
+/// Returns the position after the middle of sorted commands at which another key begins.
+fn between_keys(sorted: &[Command]) -> usize {
+    let middle = sorted.len() / 2;
+    let key = sorted.get(middle).map(|command| &command.key);
+    let first = sorted.partition_point(|command| Some(&command.key) < key);
+    if first > 0 {
+        return first;
+    }
+    sorted.partition_point(|command| Some(&command.key) <= key)
 }
 
 async fn execute_together(
@@ -137,13 +188,29 @@ pub(super) async fn read_records(
     shared: &Shared,
     keys: &[StoreKey],
 ) -> Result<Vec<ReadAnswer>, StoreError> {
-    persist(async || {
+    let read = persist(async || {
         let client = shared.client().await?;
         let outcome = try_read_records(&client, shared, keys).await;
         shared.settle(client, outcome)
-    })
-    .await
-    .map_err(|trouble| trouble.error)
+    });
+    match read.await {
+        Err(Trouble {
+            error,
+            damaged: true,
+            ..
+        }) => match keys {
+            [key] => Ok(vec![Err(StoreError::unreadable(key.clone(), error))]),
+            // A key that is damaged has an answer of its own.
+            _ => {
+                let mut answers = Vec::with_capacity(keys.len());
+                for part in keys.chunks(keys.len().div_ceil(2).max(1)) {
+                    answers.extend(Box::pin(read_records(shared, part)).await?);
+                }
+                Ok(answers)
+            }
+        },
+        read => read.map_err(|trouble| trouble.error),
+    }
 }
 
 /// Repeats work that was certainly not executed.

@@ -40,8 +40,9 @@ const REFRESH_PAUSE: Duration = Duration::from_millis(100);
 /// The number of nodes that are asked for the slot map concurrently; the first answer counts.
 const ASKED_AT_ONCE: usize = 3;
 
-/// Error text of a call with too many redirections.
-const MOVING: &str = "the key is being moved between nodes";
+/// The shard of the slots that no node has: no outage of a node is theirs, and none of theirs is a
+/// node's.
+const NO_SHARD: u64 = u64::MAX;
 
 /// A handle on a cluster, for callers.
 pub(super) struct Cluster {
@@ -124,7 +125,7 @@ impl Cluster {
         slot: impl Fn(&T) -> u16 + Send,
         request: impl Fn(&T) -> Request + Send + Sync,
     ) -> Vec<RawReply> {
-        let mut answers = vec![Err(StoreError::unavailable(MOVING)); items.len()];
+        let mut answers = vec![no_answer(); items.len()];
         let mut open: Vec<Turn<'_, T>> = items
             .iter()
             .enumerate()
@@ -159,10 +160,18 @@ impl Cluster {
                 for (turn, reply) in turns.into_iter().zip(replies) {
                     match self.nodes.redirected(&node, &reply) {
                         Some(redirect) => open.push(self.nodes.follow(turn, &redirect)),
+                        None if is_redirection(&reply) => {
+                            settle(&mut answers, turn.position, Ok(errors::moving()));
+                        }
                         None => settle(&mut answers, turn.position, reply),
                     }
                 }
             }
+        }
+        // Still redirected after the last round: a move of the slot has ended halfway, or two nodes
+        // disagree about it. Their other slots are not concerned.
+        for turn in open {
+            settle(&mut answers, turn.position, Ok(errors::moving()));
         }
         answers
     }
@@ -198,13 +207,14 @@ impl Cluster {
         }
     }
 
-    /// The shard of a slot. It stays the same when a replica takes over.
+    /// The shard of a slot. It stays the same when a replica takes over. The slots that no node has
+    /// are a shard of their own.
     pub(super) fn shard(&self, slot: u16) -> u64 {
         let map = self.nodes.map();
         let number = map
             .owner(slot)
             .and_then(|node| map.shards.get(&node.address));
-        number.copied().unwrap_or_default()
+        number.copied().unwrap_or(NO_SHARD)
     }
 }
 
@@ -229,6 +239,11 @@ impl Primary {
     }
 }
 
+/// Returns whether the answer redirects to a node, even to one whose address is not known.
+fn is_redirection(answer: &RawReply) -> bool {
+    matches!(answer, Ok(Value::ServerError(error)) if matches!(error.code(), "MOVED" | "ASK"))
+}
+
 fn settle(answers: &mut [RawReply], position: usize, answer: RawReply) {
     if let Some(place) = answers.get_mut(position) {
         *place = answer;
@@ -247,9 +262,10 @@ impl Map {
             .owner(slot)
             .and_then(|before| self.shards.get(&before.address))
             .copied();
+        let unused = self.shards.len() as u64;
         self.shards
             .entry(Arc::clone(&node.address))
-            .or_insert(number.unwrap_or_default());
+            .or_insert(number.unwrap_or(unused));
         if let Some(owner) = self.owners.get_mut(usize::from(slot)) {
             *owner = Some(node);
         }
@@ -273,8 +289,7 @@ impl Nodes {
                 .map(Arc::clone)
             else {
                 self.doubt.notify_one();
-                let error = StoreError::unavailable("no node of the cluster has the key's slot");
-                settle(answers, turn.position, Err(error));
+                settle(answers, turn.position, Ok(errors::unserved()));
                 continue;
             };
             match groups.get_mut(&node.address) {

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use oncegate_core::key::StoreKey;
 use oncegate_core::store::StoreError;
-use redis::{ErrorKind, RedisError, ServerError};
+use redis::{ErrorKind, RedisError, ServerError, Value};
 
 /// The most characters of the server's error text that an error repeats.
 const MAX_DETAIL_CHARS: usize = 160;
@@ -62,6 +62,20 @@ const WRONG_PASSWORD: &str = "the server refuses the user name or password: corr
 /// The beginning of the reason for which rustls does not accept a certificate.
 const NOT_ACCEPTED: &str = "invalid peer certificate: ";
 
+/// Also of a key whose redirections come to no end.
+const MOVING: &str = "its slot is being moved between nodes of the cluster; if that has ended halfway, finish it \
+                      (redis-cli --cluster fix) or take it back (CLUSTER SETSLOT … STABLE)";
+
+/// The beginning of the details of CLUSTERDOWN when only the key's slot is concerned.
+const SLOT_NOT_SERVED: &str = "Hash slot not served";
+
+const UNSERVED: Meaning = meaning(
+    "CLUSTERDOWN",
+    KeyUnavailable,
+    Keep,
+    "no node of the cluster has its slot: give the slot to one (redis-cli --cluster fix)",
+);
+
 use Class::{KeyUnavailable, Refused, Unavailable, Unreadable};
 use Connection::{Keep, Replace};
 
@@ -70,7 +84,7 @@ use Connection::{Keep, Replace};
 const MEANINGS: &[Meaning] = &[
     meaning("LOADING", Unavailable, Keep, "the server is loading its data"),
     meaning("BUSY", Unavailable, Keep, "a script keeps the server busy"),
-    meaning("TRYAGAIN", KeyUnavailable, Keep, "the key is being moved between nodes"),
+    meaning("TRYAGAIN", KeyUnavailable, Keep, MOVING),
     meaning("CLUSTERDOWN", Unavailable, Keep, "the cluster is down"),
     meaning("OOM", Unavailable, Keep, "the server is full (maxmemory): it accepts no new records"),
     meaning("MISCONF", Unavailable, Keep, "the server cannot write its data to disk"),
@@ -155,6 +169,22 @@ pub(super) fn of_client(error: &RedisError) -> StoreError {
     }
 }
 
+/// Returns the answer for a key whose slot no node has, as a node gives it.
+pub(super) fn unserved() -> Value {
+    node_error(&format!("{} {SLOT_NOT_SERVED}", UNSERVED.code))
+}
+
+/// Returns the answer for a key that one node after another redirects, as a node gives it whose
+/// slot is being moved.
+pub(super) fn moving() -> Value {
+    node_error("TRYAGAIN")
+}
+
+/// Parses an error, which is the only way to make one.
+fn node_error(line: &str) -> Value {
+    redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("it is an error of RESP")
+}
+
 /// Returns whether the connection that returned this error should be replaced.
 pub(super) fn ends_connection(error: &ServerError) -> bool {
     find(error).is_some_and(|meaning| meaning.connection == Replace)
@@ -178,6 +208,10 @@ fn find(error: &ServerError) -> Option<&'static Meaning> {
             .iter()
             .find(|meaning| detail.starts_with(meaning.code));
     }
+    let detail = error.details().unwrap_or_default();
+    if error.code() == UNSERVED.code && detail.starts_with(SLOT_NOT_SERVED) {
+        return Some(&UNSERVED);
+    }
     MEANINGS.iter().find(|meaning| meaning.code == error.code())
 }
 
@@ -200,11 +234,9 @@ fn words(error: &ServerError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use redis::Value;
 
-    /// Parses an error, which is the only way to make one.
     fn parse(line: &str) -> ServerError {
-        match redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap() {
+        match node_error(line) {
             Value::ServerError(error) => error,
             other => panic!("{other:?}"),
         }
@@ -273,6 +305,31 @@ mod tests {
             let error = parse(line);
             assert_eq!(store_error(&error, None).class(), class, "{line}");
             assert_eq!(ends_connection(&error), replace, "{line}");
+        }
+    }
+
+    #[test]
+    fn an_error_of_one_slot_concerns_its_key_alone() {
+        let scope = oncegate_core::key::Scope::new("orders").unwrap();
+        let key = StoreKey::new(&scope, oncegate_core::testing::key("1").digest());
+        for (answer, concerns_key) in [
+            (moving(), true),
+            (unserved(), true),
+            (
+                node_error("TRYAGAIN Multiple keys request during rehashing of slot"),
+                true,
+            ),
+            (node_error("CLUSTERDOWN Hash slot not served"), true),
+            (node_error("CLUSTERDOWN The cluster is down"), false),
+        ] {
+            let Value::ServerError(error) = answer else {
+                panic!("{answer:?}")
+            };
+            let is_of_key = matches!(
+                store_error(&error, Some(&key)),
+                StoreError::KeyUnavailable { .. }
+            );
+            assert_eq!(is_of_key, concerns_key, "{error}");
         }
     }
 

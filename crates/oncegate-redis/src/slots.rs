@@ -30,6 +30,12 @@ impl Host {
             host: host.to_owned(),
             port: port.parse().ok()?,
         })
+        .filter(Self::is_known)
+    }
+
+    /// Returns whether it is an address: a node whose address is not known yet is listed at `?`.
+    fn is_known(&self) -> bool {
+        self.host != "?" && self.port != 0
     }
 }
 
@@ -136,12 +142,11 @@ fn read_node(node: &Value, asked: &str) -> Option<Host> {
     } else {
         host
     };
-    // A node whose address is not known yet is listed at `?`.
     Some(Host {
         host,
         port: u16::try_from(*port).ok()?,
     })
-    .filter(|node| node.host != "?" && node.port != 0)
+    .filter(Host::is_known)
 }
 
 #[cfg(test)]
@@ -206,6 +211,8 @@ mod tests {
         for other in [
             "MOVED 99999 a:1",
             "MOVED",
+            "MOVED 7 ?:0",
+            "ASK 7 :0",
             "TRYAGAIN later",
             "ERR MOVED 1 a:1",
         ] {

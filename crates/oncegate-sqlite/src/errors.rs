@@ -44,6 +44,17 @@ pub(super) fn is_busy(error: &Error) -> bool {
     )
 }
 
+/// Returns whether a page of the file is damaged. The records on other pages may be read and
+/// written.
+pub(super) fn is_damage(error: &Error) -> bool {
+    error.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt)
+}
+
+/// The error of a key whose record is on a damaged page.
+pub(super) fn of_damaged_page(key: &StoreKey) -> StoreError {
+    StoreError::unreadable(key.clone(), DAMAGED)
+}
+
 /// Classifies an error of a transaction that was rolled back.
 pub(super) fn not_executed(error: &Error) -> StoreError {
     use ErrorCode as Code;

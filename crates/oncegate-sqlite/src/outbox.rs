@@ -1,6 +1,7 @@
 //! The outbox in the file: one row for each message, written in the transactions of users.
 
 use std::collections::HashSet;
+use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -13,7 +14,6 @@ use oncegate_outbox::{
 };
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::message::Header;
-use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::SqliteStore;
@@ -25,13 +25,14 @@ const TABLES: &str = "\
 CREATE TABLE IF NOT EXISTS oncegate_outbox (
     sequence      INTEGER PRIMARY KEY AUTOINCREMENT,
     outbox        TEXT    NOT NULL,              -- the name of the outbox
-    id            TEXT    NOT NULL,              -- the header outbox-id
+    id            TEXT    NOT NULL DEFAULT (lower(hex(randomblob(16)))), -- the header outbox-id: unique
     topic         TEXT    NOT NULL,
     key           BLOB,
     payload       BLOB,                          -- NULL: a tombstone
-    headers       BLOB    NOT NULL,              -- each name and value with its length before it
-    written_at_ms INTEGER NOT NULL,              -- since 1970, on the machine's clock
-    sent_at_ms    INTEGER                        -- NULL: not sent yet
+    headers       BLOB    NOT NULL DEFAULT x'',  -- each name and value with its length before it
+    written_at_ms INTEGER NOT NULL DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)), -- since 1970
+    sent_at_ms    INTEGER,                       -- NULL: not sent yet
+    CHECK (length(CAST(id AS BLOB)) BETWEEN 1 AND 128 AND length(CAST(topic AS BLOB)) BETWEEN 1 AND 512)
 ) STRICT;
 CREATE INDEX IF NOT EXISTS oncegate_outbox_unsent ON oncegate_outbox (outbox, sequence) WHERE sent_at_ms IS NULL;
 CREATE INDEX IF NOT EXISTS oncegate_outbox_sent ON oncegate_outbox (outbox, sent_at_ms) WHERE sent_at_ms IS NOT NULL;
@@ -243,9 +244,11 @@ impl OutboxStore for SqliteOutbox {
                  EXISTS (SELECT 1 FROM oncegate_outbox_leaders WHERE outbox = ?1 AND leads_until_ms >= {NOW_MS}) \
                  FROM oncegate_outbox WHERE outbox = ?1"
             );
+            let malformed = count_malformed(connection, name.as_str())?;
             connection.query_row(&status, [name.as_str()], |row| {
                 let oldest_ms: Option<i64> = row.get(2)?;
                 Ok(OutboxStatus {
+                    malformed,
                     unsent: row.get::<_, i64>(0)?.unsigned_abs(),
                     sent: row.get::<_, i64>(1)?.unsigned_abs(),
                     oldest_unsent: oldest_ms.map(|ms| Duration::from_millis(ms.unsigned_abs())),
@@ -255,6 +258,21 @@ impl OutboxStore for SqliteOutbox {
         });
         status.await
     }
+}
+
+/// Counts the unsent rows whose headers or topic cannot be read.
+fn count_malformed(connection: &Connection, name: &str) -> rusqlite::Result<u64> {
+    let select =
+        "SELECT topic, headers FROM oncegate_outbox WHERE outbox = ?1 AND sent_at_ms IS NULL";
+    let mut select = connection.prepare_cached(select)?;
+    let mut rows = select.query([name])?;
+    let mut count = 0;
+    while let Some(row) = rows.next()? {
+        let is_read =
+            row.get_ref(0)?.as_str().is_ok() && decode(row.get_ref(1)?.as_blob()?).is_some();
+        count += u64::from(!is_read);
+    }
+    Ok(count)
 }
 
 /// Reads the oldest messages that are not held back, up to a number and a sum of bytes.
@@ -268,7 +286,7 @@ fn read(
         "SELECT sequence, id, topic, key, payload, headers, max({NOW_MS} - written_at_ms, 0) FROM oncegate_outbox \
          WHERE outbox = ?1 AND sent_at_ms IS NULL ORDER BY sequence"
     );
-    let held_back = Held::of(held_back);
+    let mut held_back = Held::of(held_back);
     let mut select = connection.prepare_cached(&select)?;
     let mut rows = select.query([name])?;
     let mut messages = Vec::new();
@@ -290,6 +308,12 @@ struct Held<'a> {
     topics: HashSet<&'a str>,
     keys: HashSet<(&'a str, &'a [u8])>,
     sequences: HashSet<i64>,
+    /// The messages up to this sequence are passed over.
+    up_to: Option<i64>,
+    /// The hashes of their topics and keys, whose later messages wait, too. Should another key have
+    /// the hash of one of them, its messages wait until the next pass.
+    passed: HashSet<u64>,
+    hashes: RandomState,
 }
 
 impl<'a> Held<'a> {
@@ -302,31 +326,55 @@ impl<'a> Held<'a> {
                 .map(|(topic, key)| (&**topic, &**key))
                 .collect(),
             sequences: held_back.sequences.iter().copied().collect(),
+            up_to: held_back.up_to,
+            passed: HashSet::new(),
+            hashes: RandomState::new(),
         }
     }
 
-    fn has(&self, row: &Row<'_>) -> rusqlite::Result<bool> {
-        let topic = row.get_ref(2)?.as_str()?;
+    /// Returns whether the message of the row is held back. The rows come in their order.
+    fn has(&mut self, row: &Row<'_>) -> rusqlite::Result<bool> {
+        let Ok(topic) = row.get_ref(2)?.as_str() else {
+            return Ok(self.sequences.contains(&row.get(0)?));
+        };
         let key = row.get_ref(3)?.as_blob_or_null()?;
+        if let Some(up_to) = self.up_to {
+            let hash = key.map(|key| self.hashes.hash_one((topic, key)));
+            if row.get::<_, i64>(0)? <= up_to {
+                self.passed.extend(hash);
+                return Ok(true);
+            }
+            if hash.is_some_and(|hash| self.passed.contains(&hash)) {
+                return Ok(true);
+            }
+        }
         Ok(self.topics.contains(topic)
             || key.is_some_and(|key| self.keys.contains(&(topic, key)))
             || self.sequences.contains(&row.get(0)?))
     }
 }
 
+/// The message of a row. Other programs may write rows, too.
 fn unsent(row: &Row<'_>) -> rusqlite::Result<UnsentMessage> {
     let sequence: i64 = row.get(0)?;
-    let id: String = row.get(1)?;
-    let topic: String = row.get(2)?;
+    let id = String::from_utf8_lossy(row.get_ref(1)?.as_bytes()?).into_owned();
+    let topic = String::from_utf8_lossy(row.get_ref(2)?.as_bytes()?).into_owned();
+    let topic_is_text = row.get_ref(2)?.as_str().is_ok();
+    let headers = decode(row.get_ref(5)?.as_blob()?);
+    let fault = if !topic_is_text {
+        Some("its topic is no text")
+    } else if headers.is_none() {
+        Some("its headers are not written as docs/OUTBOX.md says")
+    } else {
+        None
+    };
     let message = match bytes(row, 4)? {
         Some(payload) => OutboxMessage::new(topic, payload),
         None => OutboxMessage::tombstone(topic),
     };
-    let headers = decode(row.get_ref(5)?.as_blob()?).ok_or_else(|| {
-        rusqlite::Error::FromSqlConversionFailure(5, Type::Blob, "the headers are cut off".into())
-    })?;
-    let message = message.id(id).headers(headers);
-    let message = match bytes(row, 3)? {
+    let message = message.id(id).headers(headers.unwrap_or_default());
+    // Without its topic it belongs to no order, and is held back by its sequence.
+    let message = match bytes(row, 3)?.filter(|_| topic_is_text) {
         Some(key) => message.key(key),
         None => message,
     };
@@ -335,6 +383,7 @@ fn unsent(row: &Row<'_>) -> rusqlite::Result<UnsentMessage> {
         sequence,
         message,
         age,
+        fault: fault.map(str::to_owned),
     })
 }
 

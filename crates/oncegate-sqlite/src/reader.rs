@@ -169,6 +169,9 @@ impl ReaderThread {
                         let kept = record.filter(|record| record.kept(now));
                         Ok(kept.map(|record| RecordSnapshot { now, record }))
                     }
+                    Err(Trouble::Sqlite(error)) if errors::is_damage(&error) => {
+                        Err(errors::of_damaged_page(key))
+                    }
                     Err(Trouble::Sqlite(error)) => return Err(error),
                     Err(unreadable) => Err(StoreError::from(unreadable)),
                 });

@@ -2,10 +2,12 @@
 
 mod transactions;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use oncegate_core::key::StoreKey;
 use oncegate_core::record::StoreTime;
 use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Command, StoreError};
@@ -13,7 +15,7 @@ use rusqlite::{Connection, ErrorCode};
 use tokio::sync::oneshot;
 
 use self::transactions::Transactions;
-use super::errors::Trouble;
+use super::errors::{self, Trouble};
 use super::expired_row::{self, ExpiredRow};
 use super::file::Settings;
 use super::queue::{Job, JobClass, Queue, SoFar, Turn};
@@ -26,6 +28,10 @@ const MAX_TRANSACTION_COMMANDS: usize = 4_096;
 /// The longest wait for more commands in a transaction that has begun, because it blocks other
 /// processes' writes.
 const GATHER_AT_MOST: Duration = Duration::from_millis(1);
+
+/// The most keys of a transaction that are set aside because they are on damaged pages. Of more,
+/// the file as a whole is taken for damaged.
+const MAX_DAMAGED_KEYS: usize = 64;
 
 /// The longest sleep of the idle thread; the value has no effect.
 const PATIENCE: Duration = Duration::from_secs(3_600);
@@ -282,9 +288,17 @@ impl WriterThread {
             return;
         }
         let claimed = &mut self.claimed;
-        let committed = self
-            .transactions
-            .write(|connection, now| group.execute(connection, now, claimed));
+        let committed = loop {
+            let known = group.damaged.len();
+            let committed = self
+                .transactions
+                .write(|connection, now| group.execute(connection, now, claimed));
+            // The other commands go on without the key whose page is damaged.
+            let is_one_key = group.damaged.len() > known && known < MAX_DAMAGED_KEYS;
+            if committed.is_ok() || !is_one_key {
+                break committed;
+            }
+        };
         match committed {
             Ok(()) => {
                 self.counters.transactions.fetch_add(1, Ordering::Relaxed);
@@ -342,10 +356,19 @@ impl Batch {
         rows: &mut Rows<'_>,
         now: StoreTime,
         claimed: &mut Claimed,
+        damaged: &mut BTreeSet<StoreKey>,
     ) -> rusqlite::Result<()> {
         for Asked { command, answer } in &mut self.asked {
+            if damaged.contains(&command.key) {
+                *answer = Some(Err(errors::of_damaged_page(&command.key)));
+                continue;
+            }
             *answer = Some(match rows.execute(now, command, claimed) {
                 Ok(reply) => Ok(reply),
+                Err(Trouble::Sqlite(error)) if errors::is_damage(&error) => {
+                    damaged.insert(command.key.clone());
+                    return Err(error);
+                }
                 Err(Trouble::Sqlite(error)) if !is_its_own(&error) => return Err(error),
                 Err(trouble) => Err(StoreError::from(trouble)),
             });
@@ -360,6 +383,8 @@ struct Group<'q> {
     batches: Vec<Batch>,
     callers: Vec<oneshot::Sender<Batch>>,
     so_far: SoFar,
+    /// The keys that are on damaged pages.
+    damaged: BTreeSet<StoreKey>,
     /// The number of commands to expect soon.
     expected: usize,
     /// The wait for them.
@@ -377,6 +402,7 @@ impl<'q> Group<'q> {
             batches: Vec::new(),
             callers: Vec::new(),
             so_far,
+            damaged: BTreeSet::new(),
             expected,
             patience,
         }
@@ -407,7 +433,7 @@ impl<'q> Group<'q> {
         let mut executed = 0;
         loop {
             for batch in self.batches.iter_mut().skip(executed) {
-                batch.execute(&mut rows, now, claimed)?;
+                batch.execute(&mut rows, now, claimed, &mut self.damaged)?;
             }
             executed = self.batches.len();
             if !self.gather(deadline) {

@@ -1,8 +1,8 @@
 //! Files that change while a program runs.
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use parking_lot::Mutex;
 use rustls::ClientConfig;
@@ -18,10 +18,11 @@ struct Shared {
     loaded: Mutex<Loaded>,
 }
 
-/// A configuration, and when the files changed that it was made of.
+/// A configuration, and what was in the files that it was made of. Their times say nothing: a copy
+/// may keep the time of its original.
 struct Loaded {
     config: ClientConfig,
-    changed_at: Vec<Option<SystemTime>>,
+    contents: u64,
 }
 
 impl Rotated {
@@ -31,9 +32,9 @@ impl Rotated {
     /// When a file cannot be read, or is not what it should be.
     pub fn new(client: TlsClient) -> Result<Self, Unusable> {
         // Before the files are read: a change meanwhile is seen by the next connection.
-        let changed_at = client.changed_at();
+        let contents = client.contents();
         let config = client.config()?;
-        let loaded = Mutex::new(Loaded { config, changed_at });
+        let loaded = Mutex::new(Loaded { config, contents });
         Ok(Self(Arc::new(Shared { client, loaded })))
     }
 
@@ -42,10 +43,10 @@ impl Rotated {
     pub fn config(&self, report: impl FnOnce(Unusable)) -> ClientConfig {
         let Shared { client, loaded } = &*self.0;
         let mut loaded = loaded.lock();
-        let changed_at = client.changed_at();
-        if loaded.changed_at != changed_at {
+        let contents = client.contents();
+        if loaded.contents != contents {
             match client.config() {
-                Ok(config) => *loaded = Loaded { config, changed_at },
+                Ok(config) => *loaded = Loaded { config, contents },
                 Err(unusable) => report(unusable),
             }
         }
@@ -62,9 +63,13 @@ impl fmt::Debug for Rotated {
 }
 
 impl TlsClient {
-    fn changed_at(&self) -> Vec<Option<SystemTime>> {
-        self.files()
-            .map(|path| std::fs::metadata(path).ok()?.modified().ok())
-            .collect()
+    /// Returns a number that stands for what is in the files. A file that cannot be read is as good
+    /// as an empty one here.
+    fn contents(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for path in self.files() {
+            std::fs::read(path).unwrap_or_default().hash(&mut hasher);
+        }
+        hasher.finish()
     }
 }

@@ -65,6 +65,30 @@ fn a_file_that_becomes_unusable_leaves_the_former_configuration() {
     assert_eq!(reported, Some(Part::Authorities));
 }
 
+#[test]
+fn a_file_that_changes_and_keeps_its_time_is_read_again() {
+    let folder = tempfile::tempdir().expect("there is room");
+    let file = folder.path().join("ca.pem");
+    std::fs::write(&file, AUTHORITY).expect("there is room");
+    let time = std::fs::metadata(&file)
+        .and_then(|file| file.modified())
+        .expect("it has a time");
+    let client = TlsClient {
+        authorities: Authorities::Pem(Pem::File(file.clone())),
+        ..TlsClient::default()
+    };
+    let rotated = Rotated::new(client).expect("it is right");
+    std::fs::write(&file, "no certificate").expect("there is room");
+    std::fs::File::options()
+        .write(true)
+        .open(&file)
+        .and_then(|file| file.set_modified(time))
+        .expect("its time can be set");
+    let mut reported = None;
+    rotated.config(|unusable| reported = Some(unusable.part));
+    assert_eq!(reported, Some(Part::Authorities), "it was read again");
+}
+
 /// A certificate of an authority, valid until 2126. Its key is nowhere.
 const AUTHORITY: &str = "\
 -----BEGIN CERTIFICATE-----

@@ -3,7 +3,7 @@
 // invariant (all tests): stall-unreported
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oncegate::health::{Health, Reason, Status};
 use oncegate::kafka::KafkaSource;
@@ -14,6 +14,9 @@ use tokio::sync::oneshot;
 use crate::stage::{QUICK, with};
 
 const LIMIT: Duration = Duration::from_secs(180);
+
+/// A frozen broker must be known by then: before the client gives up its first request.
+const FROZEN_LIMIT: Duration = Duration::from_secs(55);
 
 /// An idle consumer receives no message: the client's statistics show that its broker answers
 /// again.
@@ -61,6 +64,20 @@ async fn an_idle_consumer_is_unready_while_its_broker_is_away() {
         "{health}"
     );
     broker.start_again().await;
+    until_status("ready again", |status, health| {
+        health.is_ready() && status.source.failures.is_empty()
+    })
+    .await;
+    // A broker that is frozen keeps its connections. The client gives a request up after a minute.
+    let frozen_at = Instant::now();
+    broker.process().signal("STOP");
+    let health = until_status("unready", |_, health| !health.is_ready()).await;
+    let took = frozen_at.elapsed();
+    broker.process().signal("CONT");
+    assert!(
+        took < FROZEN_LIMIT && health.reasons().iter().any(brings_nothing),
+        "{took:?}: {health}"
+    );
     until_status("ready again", |status, health| {
         health.is_ready() && status.source.failures.is_empty()
     })

@@ -13,6 +13,7 @@ mod commits;
 mod connection;
 mod data;
 mod denied;
+mod hanging;
 mod health;
 mod heartbeats;
 mod letters;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use deadpool_postgres::{Manager, Pool};
 use oncegate::core::record::Token;
 use oncegate::outbox::{
-    HeldBack, ID_HEADER, OutboxBacklog, OutboxMessage, OutboxStore as _, ReadLimits,
+    HeldBack, ID_HEADER, OutboxBacklog, OutboxMessage, OutboxStore, ReadLimits,
 };
 use oncegate::postgres::PostgresStore;
 use rdkafka::Message as _;
@@ -131,11 +131,14 @@ async fn payload_key_headers_and_id_arrive_in_the_keys_partition() {
     let bare = by_id[b"id-of-the-bare".as_slice()];
     assert_eq!((bare.payload(), bare.key()), (Some(b"".as_slice()), None));
     // The partition that the usual partitioner gives this key.
-    assert_eq!(tombstone.partition(), partition_of(b"gone"));
+    assert_eq!(
+        tombstone.partition(),
+        partition_of(b"gone", crate::world::PARTITIONS)
+    );
 }
 
 /// The partition of a key by Java's murmur2, which most clients use.
-fn partition_of(key: &[u8]) -> i32 {
+pub(crate) fn partition_of(key: &[u8], partitions: i32) -> i32 {
     const M: u32 = 0x5bd1_e995;
     let mut h = 0x9747_b28c ^ key.len() as u32;
     let (chunks, rest) = key.as_chunks::<4>();
@@ -153,7 +156,7 @@ fn partition_of(key: &[u8]) -> i32 {
     }
     h = (h ^ (h >> 13)).wrapping_mul(M);
     h ^= h >> 15;
-    ((h & 0x7fff_ffff) % crate::world::PARTITIONS as u32) as i32
+    ((h & 0x7fff_ffff) % partitions as u32) as i32
 }
 
 #[tokio::test]
@@ -221,6 +224,52 @@ async fn a_read_obeys_its_limits_and_leaves_out_what_is_held_back() {
         .await
         .unwrap();
     assert_eq!(lengths(&none, 10, 1 << 20).await, [10, 10]);
+}
+
+// invariant: outbox-order
+#[tokio::test]
+async fn behind_messages_that_are_passed_over_their_keys_wait() {
+    let world = World::new().await;
+    let file = tempfile::tempdir().unwrap();
+    let store = oncegate::sqlite::SqliteStore::open(file.path().join("outbox.db"))
+        .await
+        .unwrap();
+    let in_file = store.outbox(world.outbox.name()).await.unwrap();
+    let keyless = OutboxMessage::new(&world.topic, "none");
+    let mut messages: Vec<OutboxMessage> = ["a", "b", "a", "c", "b", "d"]
+        .map(|key| OutboxMessage::new(&world.topic, key).key(key))
+        .into();
+    messages.insert(2, keyless.clone());
+    messages.push(keyless);
+    world.write(messages.clone()).await;
+    let connection = store.open_connection().unwrap();
+    for message in &messages {
+        in_file.publish(&connection, message).unwrap();
+    }
+    let outboxes: [&dyn OutboxStore; 2] = [&world.outbox, &in_file];
+    for outbox in outboxes {
+        let most = ReadLimits {
+            messages: 100,
+            bytes: 1 << 20,
+        };
+        let all = outbox.read(&HeldBack::default(), most).await.unwrap();
+        let up_to = HeldBack {
+            up_to: Some(all[1].sequence),
+            ..HeldBack::default()
+        };
+        // The messages of the first key are sent, so nothing of it is passed over any more.
+        outbox.mark_sent(vec![all[0].sequence]).await.unwrap();
+        let behind = outbox.read(&up_to, most).await.unwrap();
+        let texts: Vec<&[u8]> = behind
+            .iter()
+            .map(|unsent| &**unsent.message.payload().unwrap())
+            .collect();
+        assert_eq!(
+            texts,
+            [&b"none"[..], b"a", b"c", b"d", b"none"],
+            "{outbox:?}"
+        );
+    }
 }
 
 // invariant: outbox-leader

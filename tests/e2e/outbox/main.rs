@@ -5,7 +5,9 @@
 
 mod content;
 mod faults;
+mod foreign;
 mod kill;
+mod parts;
 mod sqlite;
 mod sqs;
 mod topics;

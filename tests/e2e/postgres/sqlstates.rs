@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use deadpool_postgres::{Manager, Pool};
 use oncegate::postgres::PostgresStore;
+use oncegate_core::rules::Operation;
 use oncegate_core::store::{Command, Store, StoreError};
 use oncegate_testkit::{Postgres, PostgresServer};
 use tokio_postgres::{Client, NoTls};
@@ -53,8 +54,8 @@ async fn each_error_says_what_it_means_and_repeats_no_data() {
         ("58030", 100, "unavailable"),
         ("25006", 100, "unavailable"),
         ("08006", 100, "unavailable"),
-        ("XX001", 100, "refused"),
-        ("XX002", 100, "refused"),
+        ("XX001", 100, "unreadable"),
+        ("XX002", 100, "unreadable"),
         ("42501", 100, "refused"),
         ("23514", 100, "refused"),
         ("P0001", 100, "refused"),
@@ -387,4 +388,53 @@ async fn a_server_that_is_stopping_is_waited_for() {
         "{stopping}"
     );
     drop(last);
+}
+
+// invariant: outage-of-one-key
+#[tokio::test]
+async fn a_damaged_row_is_an_error_of_its_key_alone() {
+    let server = PostgresServer::start().await;
+    let store = hand::store(&server).await;
+    let scope = scope();
+    let owner = token();
+    let commands = |operation: &Operation| -> Vec<Command> {
+        let command = |number| Command {
+            key: key(&scope, number),
+            operation: operation.clone(),
+        };
+        (0..20).map(command).collect()
+    };
+    // As the server answers for a row on a damaged page.
+    let damage = format!(
+        "CREATE FUNCTION damage() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+         IF NEW.key = '{}' THEN RAISE EXCEPTION 'invalid page' USING ERRCODE = 'XX001'; END IF; RETURN NEW; END $$; \
+         CREATE TRIGGER damage BEFORE INSERT OR UPDATE ON oncegate_records FOR EACH ROW EXECUTE FUNCTION damage()",
+        key(&scope, 13)
+    );
+    server
+        .connection()
+        .await
+        .batch_execute(&damage)
+        .await
+        .unwrap();
+    let claims = store.execute(commands(&claim(owner))).await;
+    let completions = store.execute(commands(&complete(owner, b"done"))).await;
+    for (number, (claimed, completed)) in claims.iter().zip(&completions).enumerate() {
+        if number == 13 {
+            assert!(
+                matches!(claimed, Err(StoreError::Unreadable { .. })),
+                "{claimed:?}"
+            );
+            assert!(
+                matches!(completed, Err(StoreError::Unreadable { .. })),
+                "{completed:?}"
+            );
+        } else {
+            assert!(
+                granted_as(1, claimed.as_ref().unwrap()),
+                "{number}: {claimed:?}"
+            );
+            assert!(completed.is_ok(), "{number}: {completed:?}");
+        }
+    }
 }

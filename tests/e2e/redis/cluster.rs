@@ -319,6 +319,75 @@ async fn a_slot_that_moves_in_the_middle_of_a_lease_loses_nothing() {
     assert_eq!(redirected().await, before);
 }
 
+// invariant: outage-of-one-key
+#[tokio::test]
+async fn a_slot_left_half_moved_or_without_a_node_fails_its_keys_only() {
+    let settings = ["--cluster-require-full-coverage", "no"];
+    let mut cluster = RedisCluster::start_with(&settings).await;
+    let store = RedisStore::connect(&cluster.url()).await.unwrap();
+    let hands = hands(&mut cluster).await;
+    let scope = scope();
+    let owner = token();
+    let (slot, keys) = keys_of_one_slot(&hands[0], &scope).await;
+    let (known, fresh) = keys.split_first().unwrap();
+    let others: Vec<StoreKey> = (10_000..10_300).map(|number| key(&scope, number)).collect();
+    let shard = store.shard(known);
+    assert!(others.iter().any(|other| store.shard(other) == shard));
+    let batch = || {
+        let all = fresh.iter().chain(&others).map(|key| Command {
+            key: key.clone(),
+            operation: claim(owner),
+        });
+        all.collect::<Vec<Command>>()
+    };
+    let fails_alone = async |what: &str| {
+        let replies = store.execute(batch()).await;
+        let (new, rest) = replies.split_at(fresh.len());
+        for (reply, key) in new.iter().zip(fresh) {
+            let Err(StoreError::KeyUnavailable { key: named, reason }) = reply else {
+                panic!("{what}: {reply:?}")
+            };
+            assert!(named == key && reason.contains("slot"), "{what}: {reason}");
+        }
+        for reply in rest {
+            assert!(is_granted(reply), "{what}: {reply:?}");
+        }
+        let read = store.read(vec![fresh[0].clone()]).await.remove(0);
+        assert!(
+            matches!(read, Err(StoreError::KeyUnavailable { .. })),
+            "{what}: {read:?}"
+        );
+    };
+    assert!(is_granted(&apply(&store, known, claim(owner)).await));
+    let from = cluster.primary_of(slot).await;
+    cluster.begin_half_move(slot, from, (from + 1) % 3).await;
+    fails_alone("half moved").await;
+    assert_eq!(
+        apply(&store, known, extend(owner)).await.unwrap(),
+        HELD,
+        "what is there is served"
+    );
+
+    // A slot that no node has is no part of the shard of another one.
+    cluster.remove_slot(slot, from).await;
+    until("the slot to be known as lost", LIMIT, async || {
+        let _ = store.read(vec![known.clone()]).await;
+        if (0..3).any(|node| store.shard(known) == node) {
+            Err("it has a shard".to_owned())
+        } else {
+            Ok(())
+        }
+    })
+    .await;
+    fails_alone("without a node").await;
+    cluster.add_slot(slot, from).await;
+    for key in fresh {
+        assert!(is_granted(&Ok(
+            until_answered(&store, key, &claim(owner)).await
+        )));
+    }
+}
+
 #[tokio::test]
 async fn the_fewest_rights_are_enough_in_a_cluster_too() {
     let mut cluster = RedisCluster::start().await;

@@ -186,6 +186,39 @@ impl RedisCluster {
             .await;
     }
 
+    /// Begins to move a slot, and leaves out the step at its target, as a move that has broken off.
+    ///
+    /// # Panics
+    /// When the node refuses.
+    pub async fn begin_half_move(&mut self, slot: u16, from: usize, to: usize) {
+        let target = self.id(to).await;
+        let slot = slot.to_string();
+        self.ask::<()>(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target])
+            .await;
+    }
+
+    /// Takes a slot away from the node that has it, so that no node has it.
+    ///
+    /// # Panics
+    /// When a node refuses.
+    pub async fn remove_slot(&mut self, slot: u16, from: usize) {
+        let slot = slot.to_string();
+        // It tells the others which slots it has, so it is first.
+        let others = (0..2 * SHARDS).filter(|node| *node != from);
+        for node in std::iter::once(from).chain(others) {
+            self.ask::<()>(node, &["CLUSTER", "DELSLOTS", &slot]).await;
+        }
+    }
+
+    /// Gives a slot that no node has to a node.
+    ///
+    /// # Panics
+    /// When the node refuses.
+    pub async fn add_slot(&mut self, slot: u16, to: usize) {
+        let slot = slot.to_string();
+        self.ask::<()>(to, &["CLUSTER", "ADDSLOTS", &slot]).await;
+    }
+
     /// Moves the keys of a slot that is being moved; returns how many.
     ///
     /// # Panics

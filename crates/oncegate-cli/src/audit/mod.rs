@@ -80,13 +80,16 @@ struct AuditDocument<'a> {
     /// `true` if the exit code is 0.
     passed: bool,
     seconds: f64,
+    /// The offsets behind open transactions, which are not examined.
+    withheld: u64,
     #[serde(flatten)]
     report: &'a AuditReport,
 }
 
 pub(crate) async fn run(args: &AuditArgs) -> Result<Exit, Problem> {
     let started = Instant::now();
-    let (examined, report) = within(args.answer.timeout, Box::pin(args.reconcile())).await?;
+    let (examined, report, withheld) =
+        within(args.answer.timeout, Box::pin(args.reconcile())).await?;
     let took = started.elapsed();
     let passed = args.passed(&report);
     if args.answer.json {
@@ -100,10 +103,18 @@ pub(crate) async fn run(args: &AuditArgs) -> Result<Exit, Problem> {
             with_effects: args.effects.are_given(),
             passed,
             seconds: took.as_secs_f64(),
+            withheld,
             report: &report,
         })?;
     } else {
-        output::answer(&args.text(&examined, &report))?;
+        let mut text = args.text(&examined, &report);
+        if withheld > 0 {
+            let withheld = grouped(withheld);
+            text.push_str(&format!(
+                "\n{withheld} offsets behind an open transaction are not examined."
+            ));
+        }
+        output::answer(&text)?;
         let rate = report.messages as f64 / took.as_secs_f64();
         eprintln!(
             "{} in {}, {} messages/s",
@@ -118,7 +129,7 @@ pub(crate) async fn run(args: &AuditArgs) -> Result<Exit, Problem> {
 impl AuditArgs {
     /// Reads in the order that makes a message safe to audit while it is handled: how far the group
     /// is, the messages with their records, the dead letters, the effects.
-    async fn reconcile(&self) -> Result<(Examined, AuditReport), Problem> {
+    async fn reconcile(&self) -> Result<(Examined, AuditReport, u64), Problem> {
         self.effects.check()?;
         let mut examined = self.examined.open().await?;
         examined.group = self.group.clone().unwrap_or(examined.group);
@@ -130,7 +141,7 @@ impl AuditArgs {
             letters.open().await.map_err(|error| not_opened(&error))?;
             letters.close().await?;
         }
-        read_messages(&examined, &self.examined, &mut audit).await?;
+        let withheld = read_messages(&examined, &self.examined, &mut audit).await?;
         if let Some(mut letters) = dead_letters(&examined) {
             // All records have been read before the end of the dead letters is taken, so a message
             // that a record calls a dead letter is among them.
@@ -149,7 +160,7 @@ impl AuditArgs {
             }
         }
         let report = audit.finish().await?;
-        Ok((examined, report))
+        Ok((examined, report, withheld))
     }
 
     async fn open(&self, examined: &Examined) -> Result<OpenAudit, Problem> {
@@ -316,12 +327,15 @@ fn dead_letters(examined: &Examined) -> Option<KafkaDeadLetterReader> {
     Some(letters)
 }
 
+/// Adds the messages of the topics. Returns how many offsets are not read, because they are behind
+/// open transactions.
 async fn read_messages(
     examined: &Examined,
     args: &ExaminedArgs,
     audit: &mut OpenAudit,
-) -> Result<(), Problem> {
+) -> Result<u64, Problem> {
     let readers = examined.readers(&args.window).await?;
+    let withheld = readers.iter().map(TopicReader::withheld).sum();
     let bar = progress(readers.iter().map(TopicReader::total).sum());
     for mut reader in readers {
         let before = bar.position();
@@ -332,7 +346,7 @@ async fn read_messages(
         bar.set_position(before + reader.total());
     }
     bar.finish_and_clear();
-    Ok(())
+    Ok(withheld)
 }
 
 /// Adds the findings, each in two lines.

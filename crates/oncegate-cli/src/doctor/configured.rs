@@ -170,6 +170,10 @@ pub(super) fn questions(name: &str, consumer: &shape::Consumer) -> Result<Questi
             .key
             .as_ref()
             .is_some_and(|key| key.0.is_message_key()),
+        group: match &source.kafka {
+            Some(_) => Some(source.settings()?.open(name, GateSettings::DEFAULT.lease)?),
+            None => None,
+        },
         kafka,
         queue: queue(name, &source)?,
         letters: letters(name, &source, consumer)?,

@@ -52,6 +52,8 @@ pub(crate) struct Questions {
     pub(crate) lease: Duration,
     pub(crate) max_attempts: u32,
     pub(crate) kafka: Option<Topics>,
+    /// A source of topics, which knows whether its group begins with their history.
+    pub(crate) group: Option<Box<dyn ConfiguredSource>>,
     pub(crate) max_run: Duration,
     /// `true` if the broker's key of a message is its key.
     pub(crate) by_message_key: bool,
@@ -211,6 +213,14 @@ impl Questions {
     pub(crate) async fn ask(&self, report: &mut Report) {
         if let Some(topics) = &self.kafka {
             self.ask_kafka(topics, report).await;
+        }
+        // Its errors are those of the topics.
+        if let Some(group) = &self.group
+            && let Ok(warnings) = group.examine(&Terms::default()).await
+        {
+            warnings
+                .into_iter()
+                .for_each(|warning| report.finding("group", warning, ""));
         }
         if let Some((name, queue)) = &self.queue {
             self.ask_queue(name, &**queue, report).await;

@@ -50,6 +50,8 @@ struct StatusDocument<'a> {
     oldest_unsent_ms: Option<u64>,
     /// Sent, and kept until the retention is over.
     sent: u64,
+    /// Unsent rows that are no messages.
+    malformed: u64,
     led: bool,
 }
 
@@ -69,6 +71,7 @@ pub(super) async fn run(args: &OutboxStatusArgs) -> Result<Exit, Problem> {
         unsent,
         oldest_unsent,
         sent,
+        malformed,
         led,
     } = status.await?;
     let oldest_unsent_ms =
@@ -80,6 +83,7 @@ pub(super) async fn run(args: &OutboxStatusArgs) -> Result<Exit, Problem> {
             unsent,
             oldest_unsent_ms,
             sent,
+            malformed,
             led,
         })?;
     } else {
@@ -87,6 +91,9 @@ pub(super) async fn run(args: &OutboxStatusArgs) -> Result<Exit, Problem> {
         table.text("outbox", name);
         table.number("unsent", unsent);
         table.number("  the oldest, ms", oldest_unsent_ms.unwrap_or_default());
+        if malformed > 0 {
+            table.number("  no messages", malformed);
+        }
         table.number("sent and kept", sent);
         table.text("a relay leads", if led { "yes" } else { "no" });
         output::answer(&table.render())?;
@@ -95,6 +102,12 @@ pub(super) async fn run(args: &OutboxStatusArgs) -> Result<Exit, Problem> {
     if is_unknown {
         eprintln!(
             "oncegate: nothing is known of an outbox {name:?} here: it has no message, and no relay leads it; is it the right name?"
+        );
+    }
+    if malformed > 0 {
+        eprintln!(
+            "oncegate: {malformed} rows of the outbox are no messages, and the later ones of their keys wait behind \
+             them; the relay's log has the reasons, and docs/OUTBOX.md what a row must be"
         );
     }
     let is_late = args

@@ -31,13 +31,15 @@ struct ReplayDocument<'a> {
     /// `true` if the exit code is 0.
     passed: bool,
     seconds: f64,
+    /// The offsets behind open transactions, which are not examined.
+    withheld: u64,
     #[serde(flatten)]
     report: &'a ReplayReport,
 }
 
 pub(super) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
     let started = Instant::now();
-    let (examined, promise, known, report) =
+    let (examined, promise, known, (report, withheld)) =
         within(args.answer.timeout, Box::pin(dry_run(args))).await?;
     let took = started.elapsed();
     let passed = args.passed(&report);
@@ -55,10 +57,18 @@ pub(super) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
             },
             passed,
             seconds: took.as_secs_f64(),
+            withheld,
             report: &report,
         })?;
     } else {
-        output::answer(&args.text(&examined, &promise, &report))?;
+        let mut text = args.text(&examined, &promise, &report);
+        if withheld > 0 {
+            let withheld = grouped(withheld);
+            text.push_str(&format!(
+                "\n{withheld} offsets behind an open transaction are not examined."
+            ));
+        }
+        output::answer(&text)?;
         let rate = report.messages as f64 / took.as_secs_f64();
         eprintln!(
             "{} in {}, {} messages/s",
@@ -70,11 +80,15 @@ pub(super) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
     Ok(if passed { Exit::Yes } else { Exit::No })
 }
 
-async fn dry_run(args: &ReplayArgs) -> Result<(Examined, Promised, Known, ReplayReport), Problem> {
+/// The report of a dry run, and the number of offsets that it did not examine.
+type DryRunResult = (ReplayReport, u64);
+
+async fn dry_run(args: &ReplayArgs) -> Result<(Examined, Promised, Known, DryRunResult), Problem> {
     let examined = args.examined.open().await?;
     let readers = examined.readers(&args.examined.window).await?;
+    let withheld = readers.iter().map(TopicReader::withheld).sum();
     let (promise, known, report) = examine(&examined, readers).await?;
-    Ok((examined, promise, known, report))
+    Ok((examined, promise, known, (report, withheld)))
 }
 
 pub(super) async fn examine(

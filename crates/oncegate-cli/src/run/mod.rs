@@ -15,6 +15,7 @@ pub(crate) mod workers;
 
 use std::error::Error as _;
 use std::future::Future;
+use std::io::IsTerminal as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,8 +33,10 @@ use crate::config::shape;
 use crate::config::values::{KeySetting, Time};
 use crate::config::{self, Loaded, Secrets};
 use crate::configured::ConfigArgs;
+use crate::confirm::confirm;
 use crate::exit::{Exit, Problem, dead_letters_not_opened, not_opened};
 use crate::output::counted;
+use crate::sources::ConfiguredSource;
 use crate::sources::input::{BadInput, Input};
 use crate::sources::kafka::Topics;
 use crate::{signals, store};
@@ -66,6 +69,10 @@ pub(crate) struct RunArgs {
     /// When standard input has ended, print what became of its lines as one JSON document
     #[arg(long)]
     json: bool,
+
+    /// Do not ask on a terminal whether a new group may begin with the history of its topics
+    #[arg(long)]
+    yes: bool,
 
     #[command(flatten)]
     flags: flags::Flags,
@@ -120,7 +127,7 @@ pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
     }
     let stop = CancellationToken::new();
     let monitors = Monitors::default();
-    let consuming = consume_all(&loaded, &stop, args.json, &monitors);
+    let consuming = consume_all(&loaded, &stop, args, &monitors);
     Box::pin(until_ended(consuming, &stop, || {
         counted(monitors.running(), "run")
     }))
@@ -176,7 +183,7 @@ impl Monitors {
 async fn consume_all(
     loaded: &Loaded,
     stop: &CancellationToken,
-    json: bool,
+    args: &RunArgs,
     monitors: &Monitors,
 ) -> Result<(), Problem> {
     let telemetry =
@@ -202,6 +209,20 @@ async fn consume_all(
         }
         assembled.push(ready);
     }
+    let sources = assembled
+        .iter()
+        .map(|ready| &*ready.servers.source)
+        .collect();
+    if let Err(declined) = ask_about_history(sources, args.yes, stop).await {
+        dismiss(
+            assembled
+                .into_iter()
+                .filter_map(|ready| ready.foreman)
+                .collect(),
+        )
+        .await;
+        return Err(declined);
+    }
     let status = loaded.config.status.clone().unwrap_or_default();
     // A run that ends with its input needs no page, and several may run at the same time.
     let listen = (accounts.len() == assembled.len()).then_some(status::OFF);
@@ -223,12 +244,38 @@ async fn consume_all(
     served.stop().await;
     let summaries: Vec<_> = accounts.iter().map(Account::summary).collect();
     if !summaries.is_empty() {
-        summary::answer(&summaries, json)?;
+        summary::answer(&summaries, args.json)?;
     }
     match (ended, summary::verdict(&summaries)) {
         (Err(problem), Err(unfinished)) => Err(problem.and(&unfinished)),
         (ended, verdict) => ended.and(verdict),
     }
+}
+
+/// Asks on a terminal whether a group that has committed nothing may begin with the messages that
+/// are there. Elsewhere the source warns when it opens.
+///
+/// # Errors
+/// When the answer is no.
+async fn ask_about_history(
+    sources: Vec<&dyn ConfiguredSource>,
+    yes: bool,
+    stop: &CancellationToken,
+) -> Result<(), Problem> {
+    if yes || !std::io::stdin().is_terminal() {
+        return Ok(());
+    }
+    for source in sources {
+        // A start that the servers refuse, or are away for, reports that itself.
+        for words in source.history().await.unwrap_or_default() {
+            let question = format!("{words}. Begin?");
+            let answer = stop.run_until_cancelled(confirm(&question, "begin", false));
+            if !answer.await.is_some_and(|answer| answer.is_ok()) {
+                return Err(Problem::new(Exit::No, "nothing was consumed"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// # Errors

@@ -399,6 +399,15 @@ pub(crate) trait ConfiguredSource: Send + Sync {
     /// When they do not exist, or the servers are away.
     async fn examine(&self, terms: &Terms) -> Result<Vec<String>, SourceError>;
 
+    /// Returns a sentence for each topic of which the group has committed nothing, although it has
+    /// messages: all of them would run.
+    ///
+    /// # Errors
+    /// When the servers are away, or refuse.
+    async fn history(&self) -> Result<Vec<String>, SourceError> {
+        Ok(Vec::new())
+    }
+
     /// Returns standard input, if that is the source.
     fn input(&self) -> Option<Input> {
         None

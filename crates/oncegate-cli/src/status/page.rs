@@ -250,6 +250,9 @@ fn store(table: &mut Table, scope: &ScopeStatus) {
         "answers".to_owned()
     } else {
         let outages = scope.outages.iter().map(|outage| {
+            if outage.halted {
+                return "halted, for it has lost records".to_owned();
+            }
             let open = if outage.open {
                 ", messages run without it"
             } else {
@@ -271,6 +274,9 @@ fn place(partition: &PartitionStatus) -> String {
     let mut facts = Vec::new();
     if let Some(lag) = partition.lag {
         facts.push(format!("lag {}", grouped(lag)));
+    }
+    if let Some(withheld) = partition.withheld.filter(|withheld| *withheld > 0) {
+        facts.push(format!("{} behind an open transaction", grouped(withheld)));
     }
     if let Some(committed) = partition.committed {
         facts.push(format!("committed {committed}"));

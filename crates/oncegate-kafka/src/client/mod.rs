@@ -2,6 +2,7 @@
 //! ask and that produce.
 
 pub(crate) mod convert;
+mod delivery;
 pub(crate) mod headers;
 pub(crate) mod inquiry;
 pub(crate) mod java_names;

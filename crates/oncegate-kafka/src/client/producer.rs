@@ -4,22 +4,25 @@ use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use rdkafka::client::{ClientContext, OAuthToken};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
+use rdkafka::metadata::{Metadata, MetadataTopic};
+use rdkafka::producer::{FutureProducer, Producer as _};
 
+pub(crate) use super::delivery::Content;
+use super::delivery::{Undelivered, deliver};
 use super::log;
 use super::login::login_refusal;
 use super::properties::{FileContents, Properties};
 use super::rotation;
 use super::settings::{self, Property};
 use super::tokens::{self, Tokens};
-use oncegate_runtime::message::{Header as OwnHeader, Message};
+use oncegate_runtime::message::Header as OwnHeader;
 use oncegate_runtime::source::SourceError;
 
 /// Producer properties that only oncegate may set, and why.
@@ -58,25 +61,8 @@ pub(crate) fn is_connection(name: &str) -> bool {
     CONNECTION.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// The content of a message besides its headers.
-#[derive(Clone, Copy)]
-pub(crate) struct Content<'m> {
-    /// `None`: the key decides.
-    pub(crate) partition: Option<i32>,
-    pub(crate) key: Option<&'m [u8]>,
-    /// `None` for a tombstone.
-    pub(crate) payload: Option<&'m [u8]>,
-}
-
-impl<'m> From<&'m Message> for Content<'m> {
-    fn from(message: &'m Message) -> Self {
-        Self {
-            partition: None,
-            key: message.key(),
-            payload: (!message.is_tombstone()).then(|| message.payload()),
-        }
-    }
-}
+/// The time limit for the brokers' answer how many partitions a topic has.
+const COUNT_LIMIT: Duration = Duration::from_secs(2);
 
 /// A producer whose messages count as sent when all in-sync replicas have them.
 ///
@@ -144,24 +130,42 @@ impl DurableProducer {
         headers: OwnedHeaders,
     ) -> Result<(), KafkaError> {
         let (client, number) = self.client_for(topic).await;
-        let Err(error) = deliver(&client, topic, content, headers.clone()).await else {
+        let Err(Undelivered { error, partition }) =
+            deliver(&client, topic, content, headers.clone()).await
+        else {
             self.current().context.refusal().take();
             return Ok(());
         };
         // Only after a fatal error, or without a connection, does another client do better.
         let client = if client.client().fatal_error().is_some() {
             self.replace_failed().await?
-        } else if is_over(&error) && self.is_replaced(number, topic).await? {
+        } else if is_over(&error) && self.is_replaced(number, (topic, partition)).await? {
             self.current().client.clone()
         } else {
             return Err(error);
         };
         deliver(&client, topic, content, headers)
             .await
-            .map_err(|error| match client.client().fatal_error() {
+            .map_err(|undelivered| match client.client().fatal_error() {
                 Some((code, _)) => KafkaError::MessageProduction(code),
-                None => error,
+                None => undelivered.error,
             })
+    }
+
+    /// Returns how many partitions a topic has; `None` without an answer of the brokers.
+    pub(crate) async fn count_partitions(&self, topic: &str) -> Option<u32> {
+        let client = self.current().client.clone();
+        let topic = topic.to_owned();
+        let asking = tokio::task::spawn_blocking(move || {
+            let metadata = client.client().fetch_metadata(Some(&topic), COUNT_LIMIT);
+            let metadata = metadata.ok()?;
+            let found = metadata
+                .topics()
+                .iter()
+                .find(|found| found.name() == topic)?;
+            u32::try_from(found.partitions().len()).ok()
+        });
+        asking.await.ok()?.filter(|count| *count > 0)
     }
 
     /// The text of an error of `send`, with the reason if the brokers refuse the login: the client
@@ -190,9 +194,14 @@ impl DurableProducer {
         Ok(client)
     }
 
-    /// Replaces the client of this number, which has written nothing in time, if the brokers answer
-    /// another client. Returns whether it is replaced, by this call or another one.
-    async fn is_replaced(&self, number: u64, topic: &str) -> Result<bool, KafkaError> {
+    /// Replaces the client of this number, which has not written a message in time, if the brokers
+    /// answer another client and the partition of the message has a leader. Returns whether it is
+    /// replaced, by this call or another one.
+    async fn is_replaced(
+        &self,
+        number: u64,
+        (topic, partition): (&str, i32),
+    ) -> Result<bool, KafkaError> {
         {
             let mut current = self.current();
             if current.number != number {
@@ -207,9 +216,11 @@ impl DurableProducer {
         let brokers = self.brokers.clone();
         let properties = self.properties.clone();
         let topic = topic.to_owned();
-        let asked =
-            tokio::task::spawn_blocking(move || answer_others(&brokers, &properties, &topic)).await;
-        if !asked.is_ok_and(|answered| answered.is_ok()) {
+        let asking = tokio::task::spawn_blocking(move || {
+            answer_others(&brokers, &properties, &topic)
+                .is_ok_and(|metadata| !lacks_leader(&metadata, partition))
+        });
+        if !asking.await.unwrap_or(false) {
             return Ok(false);
         }
         let former = {
@@ -285,15 +296,26 @@ fn changed(
         return None;
     }
     let next = Current::new(brokers, properties)
-        .and_then(|next| answer_others(brokers, properties, topic).map(|()| next));
+        .and_then(|next| answer_others(brokers, properties, topic).map(|_| next));
     next.inspect_err(|error| {
         tracing::warn!(%error, "a producer's changed password or certificate is not accepted yet; continuing with the former one");
     })
     .ok()
 }
 
-/// Checks that the brokers answer another client that connects with the same properties.
-fn answer_others(brokers: &str, properties: &Properties, topic: &str) -> Result<(), SourceError> {
+/// Returns whether a partition of the topic has no leader, so that no client can write to it.
+fn lacks_leader(metadata: &Metadata, partition: i32) -> bool {
+    let mut partitions = metadata.topics().iter().flat_map(MetadataTopic::partitions);
+    partitions.any(|found| found.id() == partition && found.leader() < 0)
+}
+
+/// Returns what the brokers answer about a topic to another client that connects with the same
+/// properties.
+fn answer_others(
+    brokers: &str,
+    properties: &Properties,
+    topic: &str,
+) -> Result<Metadata, SourceError> {
     let mut asking = ClientConfig::new();
     asking.extend(properties.only(is_connection).read()?);
     asking.set("bootstrap.servers", brokers);
@@ -372,30 +394,6 @@ pub(crate) fn headers(own: &[OwnHeader], name: &str, value: &[u8]) -> OwnedHeade
         key: name,
         value: Some(value),
     })
-}
-
-async fn deliver(
-    client: &ProducerClient,
-    topic: &str,
-    content: Content<'_>,
-    headers: OwnedHeaders,
-) -> Result<(), KafkaError> {
-    let mut record = FutureRecord::<[u8], [u8]>::to(topic).headers(headers);
-    if let Some(partition) = content.partition {
-        record = record.partition(partition);
-    }
-    if let Some(payload) = content.payload {
-        record = record.payload(payload);
-    }
-    if let Some(key) = content.key {
-        record = record.key(key);
-    }
-    let report = client.send_result(record).map_err(|(error, _)| error)?;
-    report
-        .await
-        .map_err(|_| KafkaError::Canceled)?
-        .map_err(|(error, _)| error)?;
-    Ok(())
 }
 
 impl fmt::Debug for DurableProducer {

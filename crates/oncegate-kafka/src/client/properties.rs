@@ -60,6 +60,15 @@ impl Properties {
         some
     }
 
+    /// Returns the value of a property that is in no file, if it is set.
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
+        let named = self.0.iter().rev().find(|(own, _)| own == name);
+        match named {
+            Some((_, Value::Text(text))) => Some(text),
+            _ => None,
+        }
+    }
+
     /// The properties without reading a file: what a file contains is left empty.
     pub(crate) fn unread(&self) -> Vec<Property> {
         self.0

@@ -105,14 +105,16 @@ fn try_out(settings: &Settings) -> Result<(), SourceError> {
         .first()
         .map(String::as_str)
         .unwrap_or_default();
-    answers(config, topic)
+    answers(config, topic).map(drop)
 }
 
-/// Checks that the brokers answer a client with these settings.
-pub(crate) fn answers(config: rdkafka::ClientConfig, topic: &str) -> Result<(), SourceError> {
+/// Returns what the brokers answer about a topic to a client with these settings.
+pub(crate) fn answers(
+    config: rdkafka::ClientConfig,
+    topic: &str,
+) -> Result<rdkafka::metadata::Metadata, SourceError> {
     let client = inquiry::client(config)?;
     inquiry::metadata(&client, topic, TRIAL_TIMEOUT, |error| {
         SourceError::caused("no Kafka broker answers the changed login", error)
     })
-    .map(drop)
 }

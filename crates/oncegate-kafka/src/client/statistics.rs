@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -36,6 +37,8 @@ struct TopicStatistics<'a> {
 #[derive(Deserialize)]
 struct PartitionStatistics<'a> {
     ls_offset: i64,
+    #[serde(default)]
+    hi_offset: i64,
     next_offset: i64,
     #[serde(default)]
     fetchq_cnt: i64,
@@ -50,6 +53,7 @@ impl PartitionStatistics<'_> {
         let queued = u64::try_from(self.fetchq_cnt).unwrap_or_default();
         let end = LogEnd {
             stable: self.ls_offset,
+            last: self.hi_offset.max(self.ls_offset),
             next: self.next_offset,
             queued,
         };
@@ -87,8 +91,10 @@ pub(crate) fn each_report(
 }
 
 /// The facts about the client as a whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
+    /// The broker that has sent nothing for longest although it owes an answer, and for how long.
+    pub(crate) silent: Option<(String, Duration)>,
     /// The number of responses that it has received from its brokers, closed connections included.
     pub(crate) responses: Option<u64>,
     /// `true` while it is a member of its group and no rebalance is under way.
@@ -99,6 +105,8 @@ pub(crate) struct Summary {
 pub(crate) fn summary(json: &[u8]) -> Summary {
     #[derive(Default, Deserialize)]
     struct ClientStatistics<'a> {
+        #[serde(borrow, default)]
+        brokers: HashMap<Cow<'a, str>, Answers<'a>>,
         rx: Option<u64>,
         #[serde(borrow)]
         cgrp: Option<GroupStatistics<'a>>,
@@ -112,9 +120,39 @@ pub(crate) fn summary(json: &[u8]) -> Summary {
     let is_settled = client
         .cgrp
         .is_some_and(|group| group.join_state == "steady");
+    let silent = client.brokers.values().filter_map(Answers::silent);
     Summary {
+        silent: silent.max_by_key(|(_, lasts)| *lasts),
         responses: client.rx,
         is_settled,
+    }
+}
+
+/// The answers of a broker.
+#[derive(Deserialize)]
+struct Answers<'a> {
+    #[serde(borrow, default)]
+    nodename: Cow<'a, str>,
+    #[serde(borrow, default)]
+    source: Cow<'a, str>,
+    #[serde(borrow, default)]
+    state: Cow<'a, str>,
+    /// The number of requests that wait for their answers.
+    #[serde(default)]
+    waitresp_cnt: u64,
+    /// The time since anything came from the broker, in microseconds; negative before that.
+    #[serde(default)]
+    rxidle: i64,
+}
+
+impl Answers<'_> {
+    /// Returns the broker and the time for which it has sent nothing, if it owes an answer. The
+    /// coordinator of the group, which is a connection of its own, may let a member wait.
+    fn silent(&self) -> Option<(String, Duration)> {
+        let owes = self.waitresp_cnt > 0 && self.source != "logical";
+        let idle = u64::try_from(self.rxidle).ok()?;
+        let is_silent = owes && CONNECTED.contains(&&*self.state);
+        is_silent.then(|| (self.nodename.to_string(), Duration::from_micros(idle)))
     }
 }
 
@@ -129,7 +167,7 @@ mod tests {
             summary(json),
             Summary {
                 responses: Some(17),
-                is_settled: false
+                ..Summary::default()
             }
         );
         assert_eq!(summary(b"{}"), Summary::default());
@@ -144,6 +182,31 @@ mod tests {
         };
         assert!(settled("steady"));
         assert!(!settled("wait-join") && !settled("init"));
+    }
+
+    #[test]
+    fn a_broker_that_owes_an_answer_and_sends_nothing_is_silent() {
+        let silent = |source: &str, waits: u64, idle: i64| {
+            let json = format!(
+                r#"{{"brokers":{{"a:1/1":{{"nodename":"a:1","source":"{source}","state":"UP","waitresp_cnt":{waits},
+                "rxidle":{idle}}},"b:1/2":{{"nodename":"b:1","source":"learned","state":"UP","waitresp_cnt":1,
+                "rxidle":1000}}}}}}"#
+            );
+            summary(json.as_bytes()).silent
+        };
+        let named = |name: &str, millis| Some((name.to_owned(), Duration::from_millis(millis)));
+        assert_eq!(silent("learned", 1, 20_000_000), named("a:1", 20_000));
+        for other in [
+            silent("learned", 0, 20_000_000),
+            silent("logical", 1, 20_000_000),
+            silent("learned", 1, -1),
+        ] {
+            assert_eq!(
+                other,
+                named("b:1", 1),
+                "the other one has just sent something"
+            );
+        }
     }
 
     fn reports(json: &str) -> Vec<(i32, PartitionReport)> {
@@ -164,18 +227,19 @@ mod tests {
             "2":{"partition":2,"fetch_state":"offset-query","ls_offset":-1001,"next_offset":-1001,"fetchq_cnt":0},
             "3":{"partition":3,"fetch_state":"stopped","ls_offset":9,"next_offset":9,"fetchq_cnt":0},
             "-1":{"partition":-1,"fetch_state":"none","ls_offset":5,"next_offset":5,"fetchq_cnt":0}}}}}"#;
-        let end = |stable, next, queued| {
+        let end = |stable, last, next, queued| {
             Some(LogEnd {
                 stable,
+                last,
                 next,
                 queued,
             })
         };
         let expected = [
-            (end(120, 100, 7), true),
+            (end(120, 130, 100, 7), true),
             (None, false),
             (None, true),
-            (end(9, 9, 0), false),
+            (end(9, 9, 9, 0), false),
         ];
         let expected = expected.map(|(end, has_begun)| PartitionReport { end, has_begun });
         assert_eq!(reports(json), (0..).zip(expected).collect::<Vec<_>>());

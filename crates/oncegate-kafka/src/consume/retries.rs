@@ -177,6 +177,15 @@ impl KafkaRetries {
         self.queue.check_rights().await
     }
 
+    /// Returns a sentence for each topic of the main source of which the group has committed
+    /// nothing, as [`KafkaSource::history`] does.
+    ///
+    /// # Errors
+    /// When a setting is wrong, or the brokers do not answer or refuse.
+    pub async fn history(&self) -> Result<Vec<String>, SourceError> {
+        self.main.history().await
+    }
+
     fn sources(&self) -> impl Iterator<Item = &KafkaSource> {
         std::iter::once(&self.main).chain(self.tiers.iter().map(|tier| &tier.source))
     }

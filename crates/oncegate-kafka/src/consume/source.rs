@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use crate::ask::history;
 use crate::ask::rights;
 use crate::ask::topics;
 use crate::client::inquiry;
@@ -242,6 +243,24 @@ impl KafkaSource {
         asking
             .await
             .map_err(|panic| SourceError::caused("the topics could not be checked", panic))?
+    }
+
+    /// Returns a sentence for each topic of which the group has committed nothing, although it has
+    /// messages: if this source [begins with the first message](Self::from_beginning), all of them
+    /// run. Opening warns with the same sentences.
+    ///
+    /// # Errors
+    /// When a setting is wrong, or the brokers do not answer or refuse.
+    pub async fn history(&self) -> Result<Vec<String>, SourceError> {
+        let (config, _) = self.settings.config()?;
+        let settings = self.settings.clone();
+        let asking = tokio::task::spawn_blocking(move || {
+            let client = inquiry::offsets_client(config)?;
+            history::of(&settings, &client)
+        });
+        asking
+            .await
+            .map_err(|panic| SourceError::caused("the group could not be asked about", panic))?
     }
 
     /// Returns dead letters that write to `topic` in the same cluster, with the same connection

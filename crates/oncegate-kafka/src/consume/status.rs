@@ -37,6 +37,8 @@ fn partition(standing: &Standing, held: bool) -> PartitionStatus {
     PartitionStatus {
         lag: standing.lag(),
         undelivered: standing.undelivered(),
+        withheld: standing.end.map(|end| end.withheld()),
+        withheld_for: standing.withheld_for,
         received: standing.received,
         watermark: standing.watermark,
         committed: standing.committed,

@@ -121,7 +121,7 @@ impl ClientContext for MemberContext {
     fn stats_raw(&self, statistics: &[u8]) {
         if !self.is_retired() {
             let summary = statistics::summary(statistics);
-            self.member.heard(summary.responses);
+            self.member.heard(summary.responses, summary.silent);
             self.member.settled(summary.is_settled);
             let connected = statistics::each_report(statistics, |topic, number, report| {
                 self.member.assignments.reported(topic, number, report);

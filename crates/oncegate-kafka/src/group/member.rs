@@ -23,6 +23,10 @@ use oncegate_runtime::health::FailureLog;
 use oncegate_runtime::observe::{Event, Observer};
 use oncegate_runtime::source::CommitAnnotation;
 
+/// The time for which a broker may owe an answer. It answers a fetch at the latest after half a
+/// second.
+const SILENCE_MAX: Duration = Duration::from_secs(15);
+
 /// After this time without a partition, others read the partitions that this member could not read.
 /// It is longer than a session, in which the group may wait for a member that has gone.
 const IDLE_SETTLES: Duration = Duration::from_secs(60);
@@ -100,9 +104,16 @@ impl Member {
         }
     }
 
-    /// Records how many responses the brokers have sent so far. An increase means that a broker
-    /// answers, even if there is no message.
-    pub(crate) fn heard(&self, responses: Option<u64>) {
+    /// Records how many responses the brokers have sent so far, and which broker has sent nothing
+    /// for longest although it owes an answer. An increase means that a broker answers, even if
+    /// there is no message.
+    pub(crate) fn heard(&self, responses: Option<u64>, silent: Option<(String, Duration)>) {
+        if let Some((broker, lasts)) = silent.filter(|(_, lasts)| *lasts >= SILENCE_MAX) {
+            // Its client takes the connection for a good one until a request is given up.
+            let seconds = lasts.as_secs();
+            let why = format!("{broker} has a connection, and has not answered for {seconds} s");
+            return self.failures.failed(Instant::now(), "broker", &why);
+        }
         let Some(responses) = responses else { return };
         // A replacement client counts from 0.
         if self.responses.swap(responses, Ordering::Relaxed) != responses {
@@ -210,12 +221,26 @@ impl Member {
         let mut idle_since = self.idle_since.lock();
         if is_settled {
             self.failures.succeeded(JOIN);
+        } else if self.assignments.is_empty() {
+            self.note_joining();
         }
         if !is_settled || !self.assignments.is_empty() {
             *idle_since = None;
         } else if idle_since.get_or_insert_with(Instant::now).elapsed() >= IDLE_SETTLES {
             self.failures.succeeded(OFFSET);
             self.failures.succeeded(READ);
+        }
+    }
+
+    /// Notes that this consumer has no partition before its group has settled. An error that the
+    /// brokers have given for that says more.
+    fn note_joining(&self) {
+        let now = Instant::now();
+        let failures = self.failures.at(now);
+        if failures.iter().all(|failure| failure.operation != JOIN) {
+            let why = "it has no partition, and joins its group again: a broker, the group's coordinator or another \
+                       member keeps it waiting";
+            self.failures.failed(now, JOIN, &why);
         }
     }
 

@@ -11,6 +11,7 @@ use super::callbacks::MemberContext;
 use super::commit;
 use super::commit_desk::CommitContext as _;
 use super::member::Member;
+use crate::ask::history;
 use crate::client::inquiry;
 use crate::client::settings::{self, Settings};
 use crate::client::tokens::Tokens;
@@ -38,6 +39,12 @@ impl MemberClient {
     ) -> Result<Self, SourceError> {
         let asking = inquiry::offsets_client(config.clone())?;
         settings.check_cluster(&asking)?;
+        match history::of(settings, &asking) {
+            Ok(warnings) => warnings
+                .iter()
+                .for_each(|warning| tracing::warn!("{warning}")),
+            Err(error) => tracing::debug!(%error, "it is not known whether the group is new"),
+        }
         Self::join(settings, config, member)
     }
 

@@ -300,7 +300,7 @@ impl Assignment {
     /// without messages after those received.
     pub(super) fn reported(&self, report: PartitionReport) -> bool {
         let mut ledger = self.ledger();
-        ledger.end = report.end.or(ledger.end);
+        ledger.note_end(report.end, self.now_ms());
         if report.has_begun {
             ledger.unread_at_ms = None;
             ledger.is_read = true;
@@ -326,6 +326,7 @@ impl Assignment {
             crowded: ledger.crowded,
             waiting: self.waiting(),
             end: ledger.end,
+            withheld_for: ledger.withheld_at_ms.map(|at_ms| ago(now_ms, at_ms)),
         }
     }
 

@@ -46,6 +46,7 @@ fn ends_at(assignments: &Assignments, partition: &str, stable: i64, next: i64, q
     let report = PartitionReport {
         end: Some(LogEnd {
             stable,
+            last: stable,
             next,
             queued,
         }),

@@ -16,6 +16,8 @@ pub(super) struct Ledger {
     /// `true` while fetching is paused because too many messages are unfinished, or not due.
     pub(super) crowded: bool,
     pub(super) end: Option<LogEnd>,
+    /// The time since which the client has reported messages behind one open transaction.
+    pub(super) withheld_at_ms: Option<u64>,
     /// The time since which the client has reported that it has not begun to read.
     pub(super) unread_at_ms: Option<u64>,
     /// `true` once the client has reported that it reads the partition.
@@ -49,6 +51,7 @@ impl Ledger {
             due_at_ms: None,
             crowded: false,
             end: None,
+            withheld_at_ms: None,
             unread_at_ms: None,
             is_read: false,
             begin: Begin::Begun,
@@ -64,6 +67,20 @@ impl Ledger {
         self.begin == Begin::Begun
             && self.watermark.span() == 0
             && next > self.watermark.first_unfinished()
+    }
+
+    /// Notes the end of the log, if it is reported.
+    pub(super) fn note_end(&mut self, end: Option<LogEnd>, now_ms: u64) {
+        let Some(end) = end else { return };
+        // A stable offset that moves belongs to transactions that end.
+        let is_the_same = self.end.is_some_and(|before| before.stable == end.stable);
+        if end.withheld() == 0 || !is_the_same {
+            self.withheld_at_ms = None;
+        }
+        if end.withheld() > 0 {
+            self.withheld_at_ms.get_or_insert(now_ms);
+        }
+        self.end = Some(end);
     }
 
     /// Updates the time since which a commit is due, after each change of the watermark.

@@ -9,6 +9,9 @@ use super::partition::Partition;
 pub(crate) struct LogEnd {
     /// The offset after the last message that may be read.
     pub(crate) stable: i64,
+    /// The offset after the last message. Those behind the stable offset wait for the end of a
+    /// transaction.
+    pub(crate) last: i64,
     /// The offset that the client fetches next. It moves past transaction markers, which are not
     /// messages.
     pub(crate) next: i64,
@@ -56,15 +59,27 @@ pub(crate) struct Standing {
     /// The number of received messages that are not due.
     pub(crate) waiting: usize,
     pub(crate) end: Option<LogEnd>,
+    /// The time since which the same transaction has been open.
+    pub(crate) withheld_for: Option<Duration>,
+}
+
+impl LogEnd {
+    /// Returns how many offsets are behind an open transaction, its own included.
+    pub(crate) fn withheld(&self) -> u64 {
+        u64::try_from(self.last.saturating_sub(self.stable)).unwrap_or_default()
+    }
 }
 
 impl Standing {
-    /// Returns how many messages are not finished, including those that are still at the broker.
+    /// Returns how many messages are not finished, including those that are still at the broker and
+    /// those behind an open transaction.
     ///
     /// Offsets without a message (transaction markers, aborted messages) count only until the
     /// client has fetched past them.
     pub(crate) fn lag(&self) -> Option<u64> {
+        let withheld = self.end?.withheld();
         self.undelivered()?
+            .checked_add(withheld)?
             .checked_add(u64::try_from(self.span).ok()?)
     }
 

@@ -11,7 +11,8 @@ use crate::client::producer::{self, Content, DurableProducer};
 use crate::client::properties::Properties;
 use crate::client::remedies;
 use crate::client::settings;
-use oncegate_outbox::{ID_HEADER, OutboxMessage, PublishError, Publisher};
+use crate::produce::partitioner::{self, PartitionCounts};
+use oncegate_outbox::{ID_HEADER, OutboxMessage, PublishError, Publisher, TopicPart};
 use oncegate_runtime::failure::BoxError;
 
 /// Publishes an outbox to the topics of a Kafka cluster, for a
@@ -28,6 +29,7 @@ pub struct KafkaPublisher {
     brokers: String,
     properties: Properties,
     producer: Mutex<Option<Arc<DurableProducer>>>,
+    counts: PartitionCounts,
 }
 
 impl KafkaPublisher {
@@ -42,6 +44,7 @@ impl KafkaPublisher {
             brokers: brokers.into(),
             properties,
             producer: Mutex::default(),
+            counts: PartitionCounts::default(),
         }
     }
 
@@ -72,6 +75,16 @@ impl KafkaPublisher {
     /// Names the property, and why it is refused.
     pub fn check(&self) -> Result<(), BoxError> {
         Ok(producer::refuse(&self.properties.unread())?)
+    }
+
+    /// Asks how many partitions a topic has of which a message was not written: others of them may
+    /// be written to.
+    async fn learn_parts(&self, producer: &DurableProducer, topic: &str) {
+        let partitioner = self.properties.text("partitioner");
+        if partitioner::is_known(partitioner) && self.counts.is_wanted(topic) {
+            let count = producer.count_partitions(topic).await;
+            self.counts.note(topic, count);
+        }
     }
 
     /// Returns the producer, which the first call makes.
@@ -112,19 +125,24 @@ impl Publisher for KafkaPublisher {
             ID_HEADER,
             message.message_id().as_bytes(),
         );
-        producer
-            .send(topic, content, headers)
-            .await
-            .map_err(|error| {
-                let why = producer.explain(&error);
-                match remedies::remedy(&error) {
-                    Some(remedy) if remedies::is_about_the_topic(&error) => {
-                        PublishError::TopicRefused(format!("{why}; {remedy}"))
-                    }
-                    Some(remedy) => PublishError::Refused(format!("{why}; {remedy}")),
-                    None => PublishError::Unconfirmed(why),
-                }
-            })
+        let Err(error) = producer.send(topic, content, headers).await else {
+            return Ok(());
+        };
+        let why = producer.explain(&error);
+        Err(match remedies::remedy(&error) {
+            Some(remedy) if remedies::is_about_the_topic(&error) => {
+                PublishError::TopicRefused(format!("{why}; {remedy}"))
+            }
+            Some(remedy) => PublishError::Refused(format!("{why}; {remedy}")),
+            None => {
+                self.learn_parts(&producer, topic).await;
+                PublishError::Unconfirmed(why)
+            }
+        })
+    }
+
+    fn part(&self, topic: &str, key: Option<&[u8]>) -> Option<TopicPart> {
+        self.counts.part(topic, key)
     }
 }
 

@@ -49,6 +49,7 @@ const POLL: Duration = Duration::from_millis(100);
 pub struct TopicReader {
     batches: mpsc::Receiver<Result<Batch, SourceError>>,
     offsets: BTreeMap<i32, ops::Range<i64>>,
+    withheld: u64,
     total: u64,
     position: u64,
 }
@@ -97,14 +98,15 @@ impl TopicReader {
             // Retention may delete the first messages during the reading, so that the topic begins
             // later.
             .set("auto.offset.reset", "earliest");
+        let watched = topic.clone();
         let (batches, receiver) = mpsc::channel(BATCHES_AHEAD);
-        let (opened, opening) = oneshot::channel();
+        let (opened, opening) = oneshot::channel::<Result<Opened, SourceError>>();
         let thread = std::thread::Builder::new().name("oncegate-reader".to_owned());
         let spawned =
             thread.spawn(
                 move || match Reading::open(&config, &brokers, &topic, &window) {
                     Ok(mut reading) => {
-                        if opened.send(Ok(reading.offsets())).is_ok() {
+                        if opened.send(Ok(reading.opened())).is_ok() {
                             reading.run(&batches);
                         }
                     }
@@ -114,9 +116,17 @@ impl TopicReader {
         spawned.map_err(|error| {
             SourceError::caused("cannot start the thread that reads the topic", error)
         })?;
-        let offsets = opening
+        let Opened { offsets, withheld } = opening
             .await
             .map_err(|error| SourceError::caused("the reader has ended", error))??;
+        if withheld > 0 {
+            tracing::warn!(
+                topic = watched,
+                offsets = withheld,
+                "offsets behind an open transaction are not read: no consumer gets their messages before it ends; \
+                 kafka-transactions.sh lists and aborts it"
+            );
+        }
         let total = offsets
             .values()
             .map(|range| u64::try_from(range.end - range.start).unwrap_or(0))
@@ -124,6 +134,7 @@ impl TopicReader {
         Ok(Self {
             batches: receiver,
             offsets,
+            withheld,
             total,
             position: 0,
         })
@@ -133,6 +144,12 @@ impl TopicReader {
     /// out.
     pub fn offsets(&self) -> &BTreeMap<i32, ops::Range<i64>> {
         &self.offsets
+    }
+
+    /// Returns how many offsets of the topic are not read, because they are behind a transaction
+    /// that is open, or belong to it. No consumer gets their messages before it ends.
+    pub fn withheld(&self) -> u64 {
+        self.withheld
     }
 
     /// Returns how many offsets there are to read. A compacted topic, or one with transactions, has
@@ -178,6 +195,12 @@ impl fmt::Debug for TopicReader {
     }
 }
 
+/// The extent of a reading, which is known when it opens.
+struct Opened {
+    offsets: BTreeMap<i32, ops::Range<i64>>,
+    withheld: u64,
+}
+
 /// The state of the reading thread.
 struct Reading {
     consumer: InquiryClient,
@@ -185,6 +208,8 @@ struct Reading {
     routes: Routes,
     /// The offsets left to read, by partition.
     left: HashMap<i32, Range>,
+    /// The number of offsets behind open transactions.
+    withheld: u64,
     /// The number of offsets that the finished partitions had.
     finished: u64,
     messages: Vec<Message>,
@@ -209,6 +234,20 @@ impl Range {
     }
 }
 
+/// Returns the offsets of a partition that the client may read.
+fn ends(
+    client: &InquiryClient,
+    topic: &str,
+    partition: i32,
+) -> Result<ops::Range<i64>, SourceError> {
+    let ends = client.fetch_watermarks(topic, partition, OPEN_TIMEOUT);
+    let (first, end) = ends.map_err(|error| {
+        let what = format!("cannot read the first and last offset of {topic}/{partition}");
+        SourceError::caused(what, error)
+    })?;
+    Ok(first..end)
+}
+
 impl Reading {
     fn open(
         config: &ClientConfig,
@@ -218,22 +257,32 @@ impl Reading {
     ) -> Result<Self, SourceError> {
         let consumer: InquiryClient = inquiry::client(config.clone())?;
         topics::check(&consumer, brokers, &[topic.to_owned()], OPEN_TIMEOUT)?;
+        // This client sees the ends up to which its messages may be read, the other one the ends of
+        // the log.
+        let other = inquiry::offsets_client(config.clone())?;
         let mut kept = BTreeMap::new();
+        let mut lasts = BTreeMap::new();
         for partition in topics::partitions(&consumer, brokers, topic, OPEN_TIMEOUT)? {
-            let (first, end) = consumer
-                .fetch_watermarks(topic, partition, OPEN_TIMEOUT)
-                .map_err(|error| {
-                    let what =
-                        format!("cannot read the first and last offset of {topic}/{partition}");
-                    SourceError::caused(what, error)
-                })?;
-            kept.insert(partition, first..end);
+            // First, so that messages that come meanwhile are not taken for withheld ones.
+            lasts.insert(partition, ends(&other, topic, partition)?.end);
+            kept.insert(partition, ends(&consumer, topic, partition)?);
         }
+        let stable: BTreeMap<i32, i64> = kept
+            .iter()
+            .map(|(number, kept)| (*number, kept.end))
+            .collect();
         let mut left = HashMap::new();
+        let mut withheld = 0;
         let mut assignment = TopicPartitionList::new();
         for (partition, ops::Range { start: first, end }) in
             window.apply(&consumer, topic, kept, OPEN_TIMEOUT)?
         {
+            // A window that ends before asks for nothing behind it.
+            if let Some(last) = lasts.get(&partition)
+                && stable.get(&partition) == Some(&end)
+            {
+                withheld += u64::try_from(last - end).unwrap_or(0);
+            }
             if first < end {
                 let added = assignment
                     .add_partition(topic, partition)
@@ -260,17 +309,21 @@ impl Reading {
             topic,
             routes,
             left,
+            withheld,
             finished: 0,
             messages: Vec::new(),
             bytes: 0,
         })
     }
 
-    fn offsets(&self) -> BTreeMap<i32, ops::Range<i64>> {
-        self.left
-            .iter()
-            .map(|(partition, range)| (*partition, range.first..range.end))
-            .collect()
+    fn opened(&self) -> Opened {
+        let left = self.left.iter();
+        Opened {
+            offsets: left
+                .map(|(partition, range)| (*partition, range.first..range.end))
+                .collect(),
+            withheld: self.withheld,
+        }
     }
 
     fn position(&self) -> u64 {

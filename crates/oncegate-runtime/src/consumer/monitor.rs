@@ -276,6 +276,7 @@ impl Shared {
                 error: outage.error.to_string(),
                 waiting: outage.waiting,
                 open: outage.open,
+                halted: route.gate.refusal().is_some(),
             })
             .collect();
         if outages.is_empty() {
@@ -301,6 +302,7 @@ impl Shared {
             error,
             waiting: 0,
             open,
+            halted: false,
         })
     }
 
@@ -347,6 +349,7 @@ fn halted(route: &Route) -> Option<StoreOutage> {
         error,
         waiting: 0,
         open: false,
+        halted: true,
     })
 }
 

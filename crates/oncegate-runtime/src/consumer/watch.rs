@@ -443,6 +443,7 @@ mod tests {
 
     fn outage(shard: u64, seconds: u64) -> StoreOutage {
         StoreOutage {
+            halted: false,
             shard,
             lasts: Duration::from_secs(seconds),
             error: String::new(),

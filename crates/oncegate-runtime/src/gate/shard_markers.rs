@@ -15,6 +15,8 @@ use crate::entropy::Entropy;
 const MAX_MARKER_NUMBER: u16 = 4_096;
 /// The count of numbers without a new shard after which all shards are known.
 const NUMBERS_WITHOUT_A_NEW_SHARD: u16 = 512;
+/// The most numbers that are tried for a shard: keys of some of them may not be served now.
+const NUMBERS_TRIED: usize = 4;
 /// The time for which a marker is kept: as long as the longest retention.
 const MARKER_RETENTION: Duration = Duration::from_secs(10 * 365 * 86_400);
 
@@ -40,6 +42,8 @@ pub(super) async fn is_one_missing(
 
 /// Writes a marker into each shard that has none, and returns all markers; `None` if none was
 /// missing. A store with one shard needs none: its descriptor serves as one.
+///
+/// A shard of which no key can be asked about stays without one until the next call.
 pub(super) async fn write_missing(
     store: &dyn Store,
     scope: &Scope,
@@ -48,14 +52,17 @@ pub(super) async fn write_missing(
 ) -> Result<Option<Vec<u16>>, StoreError> {
     let shard = |number: u16| store.shard(&known.marker(scope, number));
     let marked: BTreeSet<u64> = known.markers.iter().map(|number| shard(*number)).collect();
-    let mut unmarked: HashMap<u64, u16> = HashMap::new();
+    let mut unmarked: HashMap<u64, Vec<u16>> = HashMap::new();
     let mut seen = BTreeSet::new();
     let mut since_new = 0;
     for number in 0..MAX_MARKER_NUMBER {
         let shard = shard(number);
         since_new = if seen.insert(shard) { 0 } else { since_new + 1 };
         if !marked.contains(&shard) {
-            unmarked.entry(shard).or_insert(number);
+            let numbers = unmarked.entry(shard).or_default();
+            if numbers.len() < NUMBERS_TRIED {
+                numbers.push(number);
+            }
         }
         if since_new >= NUMBERS_WITHOUT_A_NEW_SHARD {
             break;
@@ -65,9 +72,18 @@ pub(super) async fn write_missing(
         return Ok(None);
     }
     let mut markers = known.markers.clone();
-    for number in unmarked.into_values() {
-        write(store, known.marker(scope, number), entropy).await?;
-        markers.push(number);
+    for numbers in unmarked.into_values() {
+        for number in numbers {
+            match write(store, known.marker(scope, number), entropy).await {
+                Ok(()) => {
+                    markers.push(number);
+                    break;
+                }
+                // Another key of the shard is as good.
+                Err(StoreError::KeyUnavailable { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
     markers.sort_unstable();
     Ok(Some(markers))

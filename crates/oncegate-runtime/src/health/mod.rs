@@ -70,6 +70,9 @@ pub const SOURCE_LIMIT: Duration = Duration::from_secs(10);
 pub const STORE_LIMIT: Duration = Duration::from_secs(10);
 /// The longest time that commits may lag behind the finished messages: 30 s.
 pub const COMMIT_LIMIT: Duration = Duration::from_secs(30);
+/// A transaction that keeps messages from being read may be open for this long: the default of
+/// `transaction.timeout.ms`.
+pub const TRANSACTION_LIMIT: Duration = Duration::from_secs(60);
 
 /// The health of a consumer, with the reasons if something is wrong.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

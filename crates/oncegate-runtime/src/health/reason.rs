@@ -38,6 +38,16 @@ pub enum Reason {
         /// was not asked since the first outage began.
         all: bool,
     },
+    /// A scope is halted, because its store has lost records: the store answers, and no message
+    /// with a key there runs before an operator accepts the loss.
+    Halted {
+        /// The scope.
+        scope: String,
+        /// The loss, and what to do.
+        error: String,
+        /// `true` when nothing runs at all, because every other scope waits for its store, too.
+        all: bool,
+    },
     /// An operation of the source fails repeatedly: the broker is away, does not answer, or
     /// refuses.
     SourceFails {
@@ -120,6 +130,18 @@ pub enum Reason {
     },
     /// The consumer's own loop does not run: handlers block the threads of its runtime.
     Blocked {
+        /// The duration so far.
+        #[serde(rename = "for_seconds", with = "seconds")]
+        lasts: Duration,
+    },
+    /// Messages of a partition are behind a transaction that stays open: no consumer gets them.
+    OpenTransaction {
+        /// The topic.
+        topic: String,
+        /// The partition.
+        partition: i32,
+        /// The number of offsets that wait, those of the transaction included.
+        withheld: u64,
         /// The duration so far.
         #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
@@ -223,6 +245,7 @@ impl Reason {
                     ..
                 }
                 | Self::StoreAway { all: true, .. }
+                | Self::Halted { all: true, .. }
                 | Self::HandlerPaused { all: true, .. }
                 | Self::SourceFails {
                     stops_delivery: true,
@@ -241,6 +264,7 @@ impl Reason {
             Self::Stopping => "stopping",
             Self::Stopped { .. } => "stopped",
             Self::StoreAway { .. } => "store_away",
+            Self::Halted { .. } => "halted",
             Self::SourceFails { .. } => "source_fails",
             Self::HandlerPaused { .. } => "handler_paused",
             Self::SlowHandler { .. } => "slow_handler",
@@ -252,6 +276,7 @@ impl Reason {
             Self::NotPolled { .. } => "not_polled",
             Self::NotConnected { .. } => "not_connected",
             Self::Blocked { .. } => "blocked",
+            Self::OpenTransaction { .. } => "open_transaction",
             Self::NotCommitted { .. } => "not_committed",
             Self::SpanFull { .. } => "span_full",
             Self::BusyElsewhere { .. } => "busy_elsewhere",
@@ -289,6 +314,7 @@ impl fmt::Display for Reason {
                     Words(*lasts)
                 )
             }
+            Self::Halted { error, .. } => f.write_str(error),
             Self::SourceFails {
                 operation,
                 error,
@@ -372,6 +398,17 @@ impl fmt::Display for Reason {
             Self::Blocked { lasts } => write!(
                 f,
                 "the consumer has had no turn for {}: handlers block the threads of its runtime",
+                Words(*lasts)
+            ),
+            Self::OpenTransaction {
+                topic,
+                partition,
+                withheld,
+                lasts,
+            } => write!(
+                f,
+                "{topic}/{partition}: {withheld} offsets wait behind a transaction that has been open for {}; it ends \
+                 by its producer or after its transaction.timeout.ms, and kafka-transactions.sh lists and aborts it",
                 Words(*lasts)
             ),
             Self::NotCommitted {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::stage::{Run, Stage, Unfinished, WaitCause};
 use super::status::{PartitionStatus, PauseCause, Phase, ScopeStatus, Status};
 use super::{
-    COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason, failures,
+    COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason, TRANSACTION_LIMIT,
+    failures,
 };
 
 /// The multiple of the 99th percentile from which on a handler is slow.
@@ -158,11 +159,17 @@ fn stores(status: &Status) -> Vec<Reason> {
         // Of a cluster with many shards down, only the one that has been down for longest is
         // reported.
         if let Some(outage) = scope.outages.iter().max_by_key(|outage| outage.lasts) {
-            reasons.push(Reason::StoreAway {
-                scope: scope.scope.clone(),
-                error: outage.error.clone(),
-                lasts: outage.lasts,
-                all,
+            let scope = scope.scope.clone();
+            let error = outage.error.clone();
+            reasons.push(if outage.halted {
+                Reason::Halted { scope, error, all }
+            } else {
+                Reason::StoreAway {
+                    scope,
+                    error,
+                    lasts: outage.lasts,
+                    all,
+                }
             });
         }
     }
@@ -227,6 +234,17 @@ fn judge_run(status: &Status, run: &Run) -> Option<Reason> {
 
 fn partition(partition: &PartitionStatus) -> Vec<Reason> {
     let mut reasons = Vec::new();
+    if let Some(lasts) = partition
+        .withheld_for
+        .filter(|lasts| *lasts > TRANSACTION_LIMIT)
+    {
+        reasons.push(Reason::OpenTransaction {
+            topic: partition.topic.clone(),
+            partition: partition.partition,
+            withheld: partition.withheld.unwrap_or_default(),
+            lasts,
+        });
+    }
     if let Some(lasts) = partition
         .uncommitted_for
         .filter(|lasts| *lasts > COMMIT_LIMIT)

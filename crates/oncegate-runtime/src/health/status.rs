@@ -195,6 +195,10 @@ pub struct StoreOutage {
     /// [fails open](crate::Consumer::fail_open_after).
     #[serde(default)]
     pub open: bool,
+    /// `true` when the store answers, and has lost records: no claim is granted before an operator
+    /// accepts that.
+    #[serde(default)]
+    pub halted: bool,
 }
 
 /// The permits of handlers: the number that may run.
@@ -343,13 +347,20 @@ pub struct PartitionStatus {
     pub topic: String,
     /// The partition; 0 for a queue.
     pub partition: i32,
-    /// The number of messages that are not finished, including those still at the broker; `None`
-    /// when that is unknown.
+    /// The number of messages that are not finished, including those still at the broker and those
+    /// behind an open transaction; `None` when that is unknown.
     pub lag: Option<u64>,
     /// The number of messages at the broker that were not delivered to this consumer. 0 once
     /// everything deliverable was delivered, not counting transaction markers; `None` when that is
     /// unknown.
     pub undelivered: Option<u64>,
+    /// The number of offsets at the broker that no consumer gets before a transaction ends which is
+    /// open; `None` when that is unknown. It is part of the lag.
+    #[serde(default)]
+    pub withheld: Option<u64>,
+    /// The time since that transaction has been seen open.
+    #[serde(default, rename = "withheld_for_seconds", with = "seconds::optional")]
+    pub withheld_for: Option<Duration>,
     /// The last offset that was received.
     pub received: Option<i64>,
     /// The first offset that is not finished: the position of the next commit.

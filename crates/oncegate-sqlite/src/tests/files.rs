@@ -193,6 +193,64 @@ async fn a_flipped_bit_never_makes_a_record_absent() {
     );
 }
 
+/// The records of the test below: more than the caches of the store's connections.
+const MANY: u32 = 8_000;
+
+// invariant: outage-of-one-key
+#[tokio::test]
+async fn a_damaged_page_is_an_error_of_its_keys_alone() {
+    let place = TestFolder::new();
+    let store = place.open().await;
+    let commands = (0..MANY).map(|number| {
+        let result = format!("result {number:>8} ").repeat(60);
+        complete(&number.to_string(), u128::from(number), result, DAY)
+    });
+    for done in store.execute(commands.collect()).await {
+        done.unwrap();
+    }
+    drop(store);
+    let store = place.open().await;
+    let whole = std::fs::read(place.path()).unwrap();
+    let damaged = b"result     4000 ";
+    let at = whole
+        .windows(damaged.len())
+        .position(|bytes| bytes == damaged)
+        .unwrap();
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(place.path())
+        .unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0xff; 4_096], (at / 4_096 * 4_096) as u64)
+        .unwrap();
+
+    let keys: Vec<StoreKey> = (0..MANY).map(|number| key(&number.to_string())).collect();
+    let mut lost = 0;
+    for read in store.read(keys).await {
+        match read {
+            Ok(Some(_)) => {}
+            Err(StoreError::Unreadable { .. }) => lost += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!((1..50).contains(&lost), "{lost} records are on one page");
+    let claims = (3_990..4_010).map(|number: u32| claim(&number.to_string(), 7));
+    let claims = store.execute(claims.collect()).await;
+    let mut refused = 0;
+    for claimed in claims {
+        match claimed {
+            Ok(Reply::Verdict {
+                verdict: Verdict::Completed { .. },
+                ..
+            }) => {}
+            Err(StoreError::Unreadable { .. }) => refused += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!((1..20).contains(&refused), "{refused}");
+    let new = claim("new", 7);
+    assert!(one(&store, new).await.is_ok(), "other pages can be written");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_new_file_may_be_opened_by_several_at_once() {
     let folder = tempfile::tempdir().unwrap();

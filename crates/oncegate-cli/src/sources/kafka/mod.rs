@@ -259,7 +259,12 @@ impl ConfiguredSource for KafkaSource {
     }
 
     async fn examine(&self, _: &Terms) -> Result<Vec<String>, SourceError> {
-        self.check_topics().await.map(|()| Vec::new())
+        self.check_topics().await?;
+        Self::history(self).await
+    }
+
+    async fn history(&self) -> Result<Vec<String>, SourceError> {
+        Self::history(self).await
     }
 
     fn dead_letters(&self, to: &DeadLetters) -> Option<Arc<dyn dead_letters::DeadLetters>> {
@@ -289,7 +294,12 @@ impl ConfiguredSource for KafkaRetries {
     }
 
     async fn examine(&self, _: &Terms) -> Result<Vec<String>, SourceError> {
-        self.check_topics().await.map(|()| Vec::new())
+        self.check_topics().await?;
+        Self::history(self).await
+    }
+
+    async fn history(&self) -> Result<Vec<String>, SourceError> {
+        Self::history(self).await
     }
 
     fn dead_letters(&self, to: &DeadLetters) -> Option<Arc<dyn dead_letters::DeadLetters>> {

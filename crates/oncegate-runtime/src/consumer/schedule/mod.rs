@@ -9,13 +9,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use oncegate_core::store::StoreError;
-
 use super::lanes::{LaneId, Lanes, PlaceId};
 use crate::backoff::LONGEST_TIME;
 use crate::batch::BatchLimits;
 use crate::health::WaitCause;
 
+mod answers;
 mod gathering;
 mod index;
 mod outages;
@@ -30,7 +29,7 @@ pub(super) use state::{Delay, MessageState};
 
 use gathering::Gathering;
 use index::{Fixed, Index};
-use outages::{Outages, StoreAccess};
+use outages::{Outages, StoreAccess, Unanswered};
 use state::{Action, Facts, MessageEvent, next};
 
 /// Everything that waits or runs. `T` is the content of a message; a running message's content is
@@ -55,6 +54,8 @@ struct Scheduled<T> {
     fixed: Fixed,
     /// The last delay, to which a further one for the same cause is added.
     last_delay: Option<Delay>,
+    /// The store has not answered its last attempt.
+    unanswered: Option<Unanswered>,
     content: Option<T>,
 }
 
@@ -149,6 +150,7 @@ impl<T> Schedule<T> {
             state: MessageState::Gone,
             fixed,
             last_delay: None,
+            unanswered: None,
             content: Some(content),
         };
         let place = self.table.join(scheduled, lanes);
@@ -345,7 +347,7 @@ impl<T> Schedule<T> {
             AttemptEnd::Finished => MessageEvent::Finished,
             AttemptEnd::NoAnswer { content } => {
                 self.put_back(place, content);
-                MessageEvent::NoAnswer
+                self.unanswered(place, now)
             }
             AttemptEnd::TryAgain {
                 content,
@@ -353,17 +355,7 @@ impl<T> Schedule<T> {
                 cause,
             } => {
                 self.put_back(place, content);
-                let Some(scheduled) = self.table.get_mut(place) else {
-                    return;
-                };
-                let before = scheduled.last_delay.filter(|delay| delay.cause == cause);
-                let delay = Delay {
-                    cause,
-                    since: before.map_or(now, |delay| delay.since),
-                    until: now + after.min(LONGEST_TIME),
-                };
-                scheduled.last_delay = Some(delay);
-                MessageEvent::TryAgain(delay)
+                self.delay(place, after, cause, now)
             }
         };
         self.apply(place, event);
@@ -374,44 +366,6 @@ impl<T> Schedule<T> {
                 .get(&shard)
                 .is_some_and(|queue| queue.probes > 0 || !queue.waiting.is_empty())
         });
-    }
-
-    /// Notes that the shard did not answer the attempt of this message, which may have been the
-    /// shard's probe. Returns whether an outage begins with this. `fraction` is random.
-    pub(super) fn no_answer(
-        &mut self,
-        shard: Shard,
-        place: PlaceId,
-        error: &StoreError,
-        now: Instant,
-        fraction: f64,
-    ) -> bool {
-        let was_probe = self.is_probe(place);
-        self.outages
-            .no_answer(shard, (error, was_probe), now, fraction)
-    }
-
-    /// Notes that the shard answered the attempt of this message, which may go on. If that was a
-    /// probe, the shard's messages may start. Returns whether that ends an outage.
-    pub(super) fn answered(&mut self, shard: Shard, place: PlaceId, now: Instant) -> bool {
-        if !self.is_probe(place) {
-            // It began before the outage, and may have had its answer before, too.
-            self.outages.probe_at_once(shard, now);
-            return false;
-        }
-        // What its end says later is no news of the shard: another outage may have begun by then.
-        self.apply(place, MessageEvent::StoreAnswers);
-        let is_over = self.outages.answered(shard);
-        if is_over {
-            self.release_waiting(shard);
-        }
-        is_over
-    }
-
-    /// Returns whether the message runs to ask a shard that is away.
-    fn is_probe(&self, place: PlaceId) -> bool {
-        let state = self.table.get(place).map(|scheduled| scheduled.state);
-        matches!(state, Some(MessageState::Running { is_probe: true, .. }))
     }
 
     /// Drops every message that has not started.
@@ -431,23 +385,31 @@ impl<T> Schedule<T> {
         self.tenant_limit.is_some_and(|limit| running >= limit)
     }
 
+    /// Delays a message, beside the delays before it for the same cause.
+    fn delay(
+        &mut self,
+        place: PlaceId,
+        after: Duration,
+        cause: WaitCause,
+        now: Instant,
+    ) -> MessageEvent {
+        let mut delay = Delay {
+            cause,
+            since: now,
+            until: now + after.min(LONGEST_TIME),
+        };
+        if let Some(scheduled) = self.table.get_mut(place) {
+            let before = scheduled.last_delay.filter(|delay| delay.cause == cause);
+            delay.since = before.map_or(now, |delay| delay.since);
+            scheduled.last_delay = Some(delay);
+        }
+        MessageEvent::TryAgain(delay)
+    }
+
     fn put_back(&mut self, place: PlaceId, content: T) {
         if let Some(scheduled) = self.table.get_mut(place) {
             scheduled.content = Some(content);
         }
-    }
-
-    fn release_waiting(&mut self, shard: Shard) {
-        let waiting = self
-            .index
-            .shards
-            .get(&shard)
-            .into_iter()
-            .flat_map(|queue| queue.waiting.values());
-        let released: Vec<PlaceId> = waiting.copied().collect();
-        released
-            .into_iter()
-            .for_each(|place| self.apply(place, MessageEvent::StoreAnswers));
     }
 
     /// Applies an event to a message. Nothing else changes the state of a message that has arrived.

@@ -1,5 +1,15 @@
 //! The shards of the stores that do not answer, and the times at which one message asks them again.
 //! Pure: time and randomness are parameters.
+//!
+//! # Not obvious
+//!
+//! Implementation notes: what a store cannot answer for may be one key alone, such as one of a slot
+//! that is moved halfway, or a record on a damaged page.
+//!
+//! - A probe that fails is followed by one of another message: the oldest one would otherwise hold
+//!   up all the others for as long as its own key has no answer.
+//! - A message whose shard has answered another one since its last try waits by itself when it has
+//!   no answer again ([`Unanswered::waits_alone`]). The shard is not away.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,8 +60,29 @@ pub(in crate::consumer) struct Outage {
     pub(in crate::consumer) is_bypassed: bool,
     probe_at: Instant,
     probes: u32,
+    /// The arrival of the message that asked last.
+    asked_last: u64,
     /// The store has answered that it refuses until something is changed: it is not away.
     is_refusal: bool,
+}
+
+/// A message that its shard has not answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unanswered {
+    /// The answers of the shard up to then.
+    answers: u64,
+    /// The number of its tries in a row between which the shard has answered others.
+    pub(super) alone: u32,
+    /// The delay before it asks again by itself; `None` if it waits for the end of an outage.
+    pub(super) waits_alone: Option<Duration>,
+}
+
+/// A shard that was asked of late.
+#[derive(Clone, Copy, Debug)]
+struct AskedShard {
+    at: Instant,
+    /// The number of its answers to messages that asked it while it was not away, and to probes.
+    answers: u64,
 }
 
 /// Every shard that was asked of late, and the outages.
@@ -59,7 +90,7 @@ pub(in crate::consumer) struct Outage {
 pub(super) struct Outages {
     /// After this time without an answer messages run without the store; `None`: never.
     patience: Option<Duration>,
-    asked: BTreeMap<Shard, Instant>,
+    asked: BTreeMap<Shard, AskedShard>,
     away: BTreeMap<Shard, Outage>,
 }
 
@@ -75,9 +106,15 @@ impl Outages {
     /// Returns whether a message of this shard may ask it. `is_probed`: another one is asking it
     /// now.
     pub(super) fn access(&mut self, shard: Shard, now: Instant, is_probed: bool) -> StoreAccess {
-        self.asked.insert(shard, now);
         self.asked
-            .retain(|_, asked_at| now.saturating_duration_since(*asked_at) < FORGOTTEN_AFTER);
+            .entry(shard)
+            .and_modify(|asked| asked.at = now)
+            .or_insert(AskedShard {
+                at: now,
+                answers: 0,
+            });
+        self.asked
+            .retain(|_, asked| now.saturating_duration_since(asked.at) < FORGOTTEN_AFTER);
         match self.away.get(&shard) {
             None => StoreAccess::Open,
             Some(outage) if !is_probed && now >= outage.probe_at => StoreAccess::ProbeDue,
@@ -86,10 +123,33 @@ impl Outages {
         }
     }
 
-    /// Notes that the shard gave no answer. Returns whether its outage begins with this.
+    /// Returns what a message is that its shard has not answered now. `before` is what it was since
+    /// an earlier try.
+    pub(super) fn unanswered(
+        &self,
+        shard: Shard,
+        before: Option<Unanswered>,
+        fraction: f64,
+    ) -> Unanswered {
+        let answers = self.asked.get(&shard).map_or(0, |asked| asked.answers);
+        let others_are_answered = before.is_some_and(|before| before.answers < answers);
+        let alone = match before {
+            Some(before) if others_are_answered => before.alone.saturating_add(1),
+            _ => 0,
+        };
+        let is_alone = alone > 0 && !self.away.contains_key(&shard);
+        Unanswered {
+            answers,
+            alone,
+            waits_alone: is_alone.then(|| PROBE_BACKOFF.wait(alone, fraction)),
+        }
+    }
+
+    /// Notes that the shard gave no answer to the message of this arrival. Returns whether its
+    /// outage begins with this.
     pub(super) fn no_answer(
         &mut self,
-        shard: Shard,
+        (shard, arrival): (Shard, u64),
         (error, was_probe): (&StoreError, bool),
         now: Instant,
         fraction: f64,
@@ -101,12 +161,14 @@ impl Outages {
             is_bypassed: false,
             probe_at: now,
             probes: 0,
+            asked_last: arrival,
             is_refusal: false,
         });
         outage.error = error.to_string().into();
         outage.is_refusal = matches!(error, StoreError::Refused { .. });
         outage.is_bypassed &= !outage.is_refusal;
         if is_new || was_probe {
+            outage.asked_last = arrival;
             outage.probes = outage.probes.saturating_add(1);
             let wait = PROBE_BACKOFF.wait(outage.probes, fraction);
             outage.probe_at = now + outage.probe_within(wait, now, self.patience);
@@ -121,9 +183,17 @@ impl Outages {
         }
     }
 
-    /// Notes that the shard answered a probe. Returns whether that ends an outage.
+    /// Notes that the shard answered a probe, or another message while it was not away. Returns
+    /// whether that ends an outage.
     pub(super) fn answered(&mut self, shard: Shard) -> bool {
+        if let Some(asked) = self.asked.get_mut(&shard) {
+            asked.answers += 1;
+        }
         self.away.remove(&shard).is_some()
+    }
+
+    pub(super) fn is_away(&self, shard: Shard) -> bool {
+        self.away.contains_key(&shard)
     }
 
     /// Ends each outage for which no message waits, unless messages run without that shard: nothing
@@ -167,13 +237,18 @@ impl Outages {
         self.away.get(&shard).map(|outage| outage.probe_at)
     }
 
+    /// Returns the arrival of the message that asked the shard last, if it is away.
+    pub(super) fn asked_last(&self, shard: Shard) -> Option<u64> {
+        self.away.get(&shard).map(|outage| outage.asked_last)
+    }
+
     pub(super) fn away(&self) -> impl Iterator<Item = (Shard, &Outage)> {
         self.away.iter().map(|(shard, outage)| (*shard, outage))
     }
 
     /// The shards that were asked of late, and when each was asked last.
     pub(super) fn asked(&self) -> impl Iterator<Item = (Shard, Instant)> {
-        self.asked.iter().map(|(shard, at)| (*shard, *at))
+        self.asked.iter().map(|(shard, asked)| (*shard, asked.at))
     }
 }
 

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use oncegate_core::store::StoreError;
+
 use super::*;
 
 mod simulated;
@@ -135,9 +137,7 @@ fn an_answer_from_before_an_outage_probes_and_does_not_end_it() {
     (0..3).for_each(|number| schedule.arrive(number, arrival(None)));
     let first = start_next(&mut schedule, now, Some(shard)).unwrap();
     let second = start_next(&mut schedule, now, Some(shard)).unwrap();
-    let error = StoreError::Unavailable {
-        reason: Arc::from("test"),
-    };
+    let error = unavailable();
     assert!(schedule.no_answer(shard, first.place, &error, now, 0.5));
     schedule.end(
         first.place,
@@ -174,9 +174,7 @@ fn an_outage_ends_when_nothing_waits_for_it() {
     };
     schedule.arrive(0, arrival(None));
     let first = start_next(&mut schedule, now, Some(shard)).unwrap();
-    let error = StoreError::Unavailable {
-        reason: Arc::from("test"),
-    };
+    let error = unavailable();
     assert!(schedule.no_answer(shard, first.place, &error, now, 0.5));
     schedule.end(
         first.place,
@@ -207,9 +205,7 @@ fn a_shard_that_has_left_does_not_count_as_one_that_answers() {
     schedule.end(first.place, AttemptEnd::Finished, now);
     let later = now + Duration::from_secs(3_600);
     let second = start_next(&mut schedule, later, Some(shards[1])).unwrap();
-    let error = StoreError::Unavailable {
-        reason: Arc::from("test"),
-    };
+    let error = unavailable();
     assert!(schedule.no_answer(shards[1], second.place, &error, later, 0.5));
     schedule.end(
         second.place,
@@ -352,4 +348,137 @@ fn a_message_kept_out_of_batches_starts_alone_without_a_wait() {
         schedule.next_start(now + WAIT),
         Some(NextStart::One(start.place))
     );
+}
+
+fn unavailable() -> StoreError {
+    StoreError::Unavailable {
+        reason: Arc::from("test"),
+    }
+}
+
+const SHARD: Shard = Shard {
+    route: 0,
+    number: 0,
+};
+
+/// Ends the attempt: with an answer of the store, or without one. Returns whether an outage begins
+/// with that.
+fn end_attempt(
+    schedule: &mut Schedule<u32>,
+    start: Starting<u32>,
+    is_answered: bool,
+    now: Instant,
+) -> bool {
+    let Starting { place, content, .. } = start;
+    if is_answered {
+        schedule.answered(SHARD, place, now);
+        schedule.end(place, AttemptEnd::Finished, now);
+        return false;
+    }
+    let begins = schedule.no_answer(SHARD, place, &unavailable(), now, 0.5);
+    schedule.end(place, AttemptEnd::NoAnswer { content }, now);
+    begins
+}
+
+/// Starts and ends what can start now. `answers` returns whether the store answers for a message.
+/// Returns the number of outages that begin.
+fn run_all(schedule: &mut Schedule<u32>, answers: impl Fn(u32) -> bool, now: Instant) -> usize {
+    let mut outages = 0;
+    schedule.advance(now);
+    while schedule.can_start(now) {
+        let Some(start) = start_next(schedule, now, Some(SHARD)) else {
+            continue;
+        };
+        let is_answered = answers(start.content);
+        outages += usize::from(end_attempt(schedule, start, is_answered, now));
+    }
+    outages
+}
+
+// invariant: outage-of-one-key
+#[test]
+fn a_message_that_is_never_answered_holds_up_no_other() {
+    let mut schedule = Schedule::new(None, None);
+    let begin = Instant::now();
+    let mut now = begin;
+    (0..20).for_each(|number| schedule.arrive(number, arrival(None)));
+    let mut outages = 0;
+    while schedule.counts().messages > 1 {
+        outages += run_all(&mut schedule, |number| number != 0, now);
+        now = schedule.next_wake(now).expect("something waits for a time");
+    }
+    assert!(now - begin < Duration::from_secs(1), "{:?}", now - begin);
+    assert_eq!(outages, 1, "the shard answers others");
+    // Messages that come later do not wait for it either.
+    for number in 20..200 {
+        schedule.arrive(number, arrival(None));
+        outages += run_all(&mut schedule, |number| number != 0, now);
+        assert_eq!(schedule.counts().messages, 1, "{number}");
+        now += Duration::from_millis(70);
+    }
+    assert_eq!((outages, schedule.outages().count()), (1, 0));
+    let waiting: Vec<MessageState> = schedule.waiting().map(|(_, _, state)| state).collect();
+    assert!(
+        matches!(
+            waiting[..],
+            [MessageState::Delayed(Delay {
+                cause: WaitCause::Unreadable,
+                ..
+            })]
+        ),
+        "{waiting:?}"
+    );
+    // It runs as soon as its key is answered.
+    now += Duration::from_secs(3);
+    run_all(&mut schedule, |_| true, now);
+    assert!(schedule.is_empty());
+}
+
+// invariant: outage-of-one-key
+#[test]
+fn each_probe_that_fails_is_followed_by_one_of_another_message() {
+    let mut schedule = Schedule::new(None, None);
+    let mut now = Instant::now();
+    (0..4).for_each(|number| schedule.arrive(number, arrival(None)));
+    let begun: Vec<Starting<u32>> =
+        std::iter::from_fn(|| start_next(&mut schedule, now, Some(SHARD))).collect();
+    for start in begun {
+        end_attempt(&mut schedule, start, false, now);
+    }
+    let mut probes = Vec::new();
+    for _ in 0..8 {
+        now = schedule.next_wake(now).expect("a probe has a time");
+        let probe = start_next(&mut schedule, now, Some(SHARD)).unwrap();
+        assert!(probe.is_probe);
+        probes.push(probe.content);
+        end_attempt(&mut schedule, probe, false, now);
+    }
+    assert_eq!(probes, [1, 2, 3, 0, 1, 2, 3, 0]);
+}
+
+// invariant: outage-of-one-key
+#[test]
+fn a_store_that_goes_away_again_is_noticed() {
+    let mut schedule = Schedule::new(None, None);
+    let mut now = Instant::now();
+    (0..4).for_each(|number| schedule.arrive(number, arrival(None)));
+    let begun: Vec<Starting<u32>> =
+        std::iter::from_fn(|| start_next(&mut schedule, now, Some(SHARD))).collect();
+    for start in begun {
+        end_attempt(&mut schedule, start, false, now);
+    }
+    // It answers one probe, and nothing after that.
+    now = schedule.next_wake(now).expect("a probe has a time");
+    let probe = start_next(&mut schedule, now, Some(SHARD)).unwrap();
+    end_attempt(&mut schedule, probe, true, now);
+    assert_eq!(
+        run_all(&mut schedule, |_| false, now),
+        0,
+        "each is in doubt"
+    );
+    while schedule.outages().count() == 0 {
+        now = schedule.next_wake(now).expect("each tries again");
+        assert!(run_all(&mut schedule, |_| false, now) <= 1);
+    }
+    assert!(schedule.is_every_store_away());
 }

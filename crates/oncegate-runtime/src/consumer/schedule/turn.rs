@@ -1,5 +1,6 @@
 //! The choice of the messages that start with the next permit.
 
+use std::ops::Bound;
 use std::time::Instant;
 
 use super::outages::StoreAccess;
@@ -74,14 +75,20 @@ impl<T> Schedule<T> {
             .map(|(_, turn)| turn)
     }
 
-    /// The message that is to find out now whether its shard answers again.
+    /// The message that is to find out now whether its shard answers again: the next one after the
+    /// message that asked last.
     fn due_probe(&self, now: Instant) -> Option<PlaceId> {
         let mut due = self.index.shards.iter().filter(|(shard, queue)| {
             let probe_at = self.outages.probe_at(**shard);
             queue.probes == 0 && probe_at.is_some_and(|at| at <= now)
         });
-        due.find_map(|(_, queue)| queue.waiting.first_key_value())
-            .map(|(_, place)| *place)
+        due.find_map(|(shard, queue)| {
+            let asked_last = self.outages.asked_last(*shard)?;
+            let after = (Bound::Excluded(asked_last), Bound::Unbounded);
+            let next = queue.waiting.range(after).next();
+            next.or_else(|| queue.waiting.first_key_value())
+        })
+        .map(|(_, place)| *place)
     }
 
     /// The oldest message that is ready and starts alone; in doubt, the oldest that was not delayed

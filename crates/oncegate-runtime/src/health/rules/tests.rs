@@ -1,103 +1,10 @@
-use super::super::status::{Permits, Refusals, SourceFailure, StoreOutage};
-use super::super::{Health, Messages};
+use super::super::Health;
+use super::super::status::StoreOutage;
 use super::*;
 
-const S: Duration = Duration::from_secs(1);
+mod statuses;
 
-/// A consumer with nothing wrong: two partitions, one of them with a backlog that is hours old.
-fn well() -> Status {
-    let mut orders = PartitionStatus::new("orders", 0);
-    orders.undelivered = Some(1_000_000);
-    orders.delivered_ago = Some(S);
-    orders.oldest_unfinished = Some(S * 7_200);
-    let mut idle = PartitionStatus::new("orders", 1);
-    idle.undelivered = Some(0);
-    idle.delivered_ago = Some(S * 9_000);
-    let scope = ScopeStatus {
-        scope: "billing".into(),
-        route: None,
-        store: "memory".into(),
-        promise: "process".into(),
-        holds: String::new(),
-        warnings: Vec::new(),
-        lease: S * 30,
-        lease_remaining: S * 20,
-        retention: S * 604_800,
-        max_run: S * 900,
-        run_remaining: S * 900,
-        oldest_expired: None,
-        log_bytes: None,
-        memory_bytes: None,
-        max_memory_bytes: None,
-        shards: 2,
-        outages: Vec::new(),
-        handler_paused: false,
-    };
-    Status {
-        phase: Phase::Running,
-        scopes: vec![scope],
-        permits: Permits { total: 4, free: 2 },
-        messages: Messages {
-            in_flight: 10,
-            most: 100,
-            most_bytes: 1,
-            ..Messages::default()
-        },
-        handler_p99: Some(S * 2),
-        runs: vec![run(Stage::Running, 20), run(Stage::Claiming, 1)],
-        refusals: Refusals {
-            in_a_row: 0,
-            most_in_a_row: 100,
-        },
-        delivered_ago: S * 9_000,
-        source: super::super::SourceStatus {
-            polled_ago: Some(S),
-            partitions: vec![orders, idle],
-            ..super::super::SourceStatus::default()
-        },
-        ..Status::default()
-    }
-}
-
-fn run(stage: Stage, seconds: u32) -> Run {
-    Run {
-        scope: "billing".into(),
-        origin: "orders/0@42".into(),
-        stage,
-        in_stage_for: S * seconds,
-        max_run: S * 900,
-    }
-}
-
-fn parked(cause: WaitCause, seconds: u32) -> Unfinished {
-    Unfinished {
-        scope: "billing".into(),
-        origin: "orders/0@7".into(),
-        stage: Stage::Parked(cause),
-        in_stage_for: S * seconds,
-        age: S * seconds,
-    }
-}
-
-fn outage(shard: u64) -> StoreOutage {
-    StoreOutage {
-        shard,
-        lasts: S * 3,
-        error: "connection refused".into(),
-        waiting: 1,
-        open: false,
-    }
-}
-
-fn failure(operation: &str, seconds: u32) -> SourceFailure {
-    SourceFailure {
-        operation: operation.to_owned(),
-        error: "AccessDenied".to_owned(),
-        lasts: S * seconds,
-        stops_delivery: operation != "delete",
-        ..SourceFailure::default()
-    }
-}
+use statuses::{S, failure, outage, parked, run, well};
 
 /// A change to the healthy status, the words of its reasons, whether it is live, and whether it is
 /// ready.
@@ -206,6 +113,18 @@ const TABLE: &[RuleCase] = &[
         "one shard away",
         |s| s.scopes[0].outages = vec![outage(1)],
         &["store_away"],
+        true,
+        true,
+    ),
+    (
+        "the store has lost records",
+        |s| {
+            s.scopes[0].outages = vec![StoreOutage {
+                halted: true,
+                ..outage(0)
+            }];
+        },
+        &["halted"],
         true,
         true,
     ),
@@ -390,6 +309,13 @@ const TABLE: &[RuleCase] = &[
         "not committed",
         |s| s.source.partitions[0].uncommitted_for = Some(S * 31),
         &["not_committed"],
+        true,
+        true,
+    ),
+    (
+        "a transaction stays open",
+        |s| s.source.partitions[0].withheld_for = Some(S * 61),
+        &["open_transaction"],
         true,
         true,
     ),

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use oncegate_core::store::StoreError;
+
 use super::super::*;
 
 /// A message as its test sees it.
