@@ -125,7 +125,7 @@ pub(crate) fn of_header(value: &[u8]) -> Result<Vec<Encoding>, KeyError> {
     let names = text
         .split(',')
         .map(str::trim)
-        .filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case("identity"));
+        .filter(|name| !name.is_empty() && !is_plain(name));
     let encodings: Option<Vec<Encoding>> = names.rev().map(Encoding::named).collect();
     let encodings = encodings
         .ok_or_else(|| unknown("the header names another encoding than gzip, zstd and base64"))?;
@@ -133,6 +133,16 @@ pub(crate) fn of_header(value: &[u8]) -> Result<Vec<Encoding>, KeyError> {
         return Err(unknown("the header names too many encodings"));
     }
     Ok(encodings)
+}
+
+/// Words that clients write in the place of an encoding, and by which nothing is encoded: some
+/// write the character set there.
+const PLAIN: [&str; 8] = [
+    "identity", "binary", "8bit", "7bit", "utf-8", "utf8", "us-ascii", "ascii",
+];
+
+fn is_plain(name: &str) -> bool {
+    PLAIN.iter().any(|plain| name.eq_ignore_ascii_case(plain))
 }
 
 fn unknown(what: &'static str) -> KeyError {
