@@ -50,7 +50,7 @@ struct Renewed {
 pub(crate) struct Session {
     connection: BrokerConnection,
     channel: Channel,
-    /// Their deliveries, in any order between them.
+    /// Deliveries of the consumers, in any order between them.
     delivered: SelectAll<BoxStream<'static, Delivered>>,
     /// The consumers' names at the broker, the first one first.
     tags: Vec<ShortString>,

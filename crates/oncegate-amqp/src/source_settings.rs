@@ -25,7 +25,8 @@ pub struct AmqpSettings {
     /// their prefetch full.
     pub priority: i32,
     /// The messages of the queue run one after another, as the queue has them, and are delivered
-    /// one at a time. Across several consumers that is an order only with `x-single-active-consumer`.
+    /// one at a time. Across several consumers that is an order only with
+    /// `x-single-active-consumer`.
     ///
     /// Those behind a message that waits for a retry, or for the lease of a consumer that died,
     /// wait as well. A message that is given up is in the dead letters when the next one runs.

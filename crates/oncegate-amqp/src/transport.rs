@@ -31,17 +31,22 @@ pub(crate) async fn connect(
     let tokio = Tokio::current();
     let connecting = Runtime::new(tokio.clone());
     let parts = RuntimeParts::new(tokio.clone(), Sockets(tokio));
-    let connect = async move |uri: AMQPUri, _: Runtime<_>| {
-        let stream = uri
-            .connect_with_config_async(tls.as_ref(), &connecting)
-            .await?;
-        Ok(AsyncTcpStream::Plain(ReadableStream {
-            stream,
-            frames: Frames::default(),
-            seen: Arc::clone(&seen),
-        }))
-    };
-    Connection::connector(uri, Runtime::new(parts), connect, properties).await
+    Connection::connector(
+        uri,
+        Runtime::new(parts),
+        async move |uri: AMQPUri, _: Runtime<_>| {
+            let stream = uri
+                .connect_with_config_async(tls.as_ref(), &connecting)
+                .await?;
+            Ok(AsyncTcpStream::Plain(ReadableStream {
+                stream,
+                frames: Frames::default(),
+                seen: Arc::clone(&seen),
+            }))
+        },
+        properties,
+    )
+    .await
 }
 
 /// A stream of tokio.
