@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use super::redrive_action::{RedriveAction, Redriven, Step};
 use super::{Reopened, is_reopened, reopen};
 use oncegate_runtime::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
-use oncegate_runtime::dead_letters::DeadLetterCause;
+use oncegate_runtime::dead_letters::{DeadLetterCause, DeadLetterRefused};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::source::SourceError;
 
@@ -417,8 +417,14 @@ impl Redrive {
                 }
             }
         }
-        letters.send(letter, to).await.map_err(RedriveError::Send)?;
-        Ok(Some(course.clone()))
+        match letters.send(letter, to).await {
+            Ok(()) => Ok(Some(course.clone())),
+            // Another try would not help, and it must not hold up the dead letters behind it.
+            Err(error) if error.is::<DeadLetterRefused>() => {
+                Ok(Some(RedriveAction::NoWayBack(error.to_string())))
+            }
+            Err(error) => Err(RedriveError::Send(error)),
+        }
     }
 }
 

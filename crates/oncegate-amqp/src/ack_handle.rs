@@ -1,23 +1,21 @@
 //! The handle that acknowledges one delivery.
 
-use std::pin::Pin;
 use std::sync::Arc;
 
 use oncegate_runtime::source::{AckHandle, Delivery};
-use tokio_util::sync::CancellationToken;
 
 use super::hub::{Fetched, Hub};
 
 /// Acknowledges one delivery. When dropped without an ack, it returns the message to its queue.
 ///
-/// Retries wait in the consumer: a message that is returned is delivered again at once, and counts
-/// as one more delivery for the limit of a quorum queue.
+/// Retries wait in the consumer, because a message that is returned is delivered again at once. A
+/// lost delivery stops no run: the run ends under its lease, and its record answers the delivery
+/// that comes again. So the handle never says that it is lost.
 #[derive(Debug)]
 struct AmqpTicket {
     hub: Arc<Hub>,
     epoch: u64,
     tag: u64,
-    lost: CancellationToken,
     in_order: bool,
 }
 
@@ -26,7 +24,6 @@ pub(crate) fn delivery(hub: &Arc<Hub>, fetched: Fetched, in_order: bool) -> Deli
         message,
         epoch,
         tag,
-        lost,
     } = fetched;
     Delivery {
         message,
@@ -34,7 +31,6 @@ pub(crate) fn delivery(hub: &Arc<Hub>, fetched: Fetched, in_order: bool) -> Deli
             hub: Arc::clone(hub),
             epoch,
             tag,
-            lost,
             in_order,
         }),
     }
@@ -45,7 +41,7 @@ const QUEUE: u64 = 0;
 
 impl AckHandle for AmqpTicket {
     fn start(&self) -> bool {
-        self.hub.is_ours(self.epoch, self.tag)
+        self.hub.start(self.epoch, self.tag)
     }
 
     fn is_ours(&self) -> bool {
@@ -60,10 +56,8 @@ impl AckHandle for AmqpTicket {
         self.hub.ack(self.epoch, self.tag);
     }
 
-    fn stop(&self) {}
-
-    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
-        Some(Box::pin(self.lost.cancelled()))
+    fn stop(&self) {
+        self.hub.stop(self.epoch, self.tag);
     }
 }
 

@@ -1,15 +1,19 @@
 //! Connections to the broker, and calls with a time limit.
 
+use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
-use lapin::{Channel, ConnectionProperties, DefaultConnectionBuilder};
+use lapin::{Channel, ConnectionProperties};
 use tokio::time::timeout;
 
 use super::error::{AmqpError, Asked};
+use super::frames::SeenFrames;
 use super::headers::short;
 use super::settings::Connection;
+use super::transport;
 
 /// Time limit of a connection with its login.
 const CONNECT_LIMIT: Duration = Duration::from_secs(15);
@@ -20,11 +24,26 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(3);
 /// The code of AMQP for a close without an error.
 const SUCCESS: u16 = 200;
 
+/// A connection, and what was noted about its frames.
+#[derive(Debug)]
+pub(crate) struct BrokerConnection {
+    client: lapin::Connection,
+    pub(crate) seen: Arc<SeenFrames>,
+}
+
+impl Deref for BrokerConnection {
+    type Target = lapin::Connection;
+
+    fn deref(&self) -> &lapin::Connection {
+        &self.client
+    }
+}
+
 /// Opens a connection. It ends for good when it is lost: the callers open another one.
 pub(crate) async fn connect(
     settings: &Connection,
     name: &str,
-) -> Result<lapin::Connection, AmqpError> {
+) -> Result<BrokerConnection, AmqpError> {
     let uri = settings.uri_with_password()?;
     #[cfg(feature = "tls")]
     oncegate_tls::choose_cryptography();
@@ -35,14 +54,13 @@ pub(crate) async fn connect(
         vhost: &vhost,
     };
     let properties = ConnectionProperties::default().with_connection_name(name.into());
-    let builder = DefaultConnectionBuilder::new().map_err(|error| AmqpError::of(asked, &error))?;
-    let builder = builder
-        .with_uri(uri.clone())
-        .with_properties(properties)
-        .with_tls_config(settings.login.read_files()?);
-    let connected = timeout(CONNECT_LIMIT, builder.connect()).await;
+    let tls = settings.login.read_files()?;
+    let seen = Arc::<SeenFrames>::default();
+    let connecting = transport::connect(uri, properties, tls, Arc::clone(&seen));
+    let connected = timeout(CONNECT_LIMIT, connecting).await;
     let connected = connected.map_err(|_| AmqpError::unanswered(asked))?;
-    connected.map_err(|error| AmqpError::of(asked, &error))
+    let client = connected.map_err(|error| AmqpError::of(asked, &error))?;
+    Ok(BrokerConnection { client, seen })
 }
 
 /// Opens a channel of the connection.

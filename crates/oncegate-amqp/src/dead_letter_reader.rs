@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate_runtime::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
+use oncegate_runtime::dead_letters::DeadLetterRefused;
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::message::{Message, Origin};
 use oncegate_runtime::observe::Counters;
@@ -17,9 +18,10 @@ use super::convert::queue_of;
 use super::letter::{self, Outgoing};
 use super::login::AmqpLogin;
 use super::publisher::Publisher;
+use super::queues;
 use super::settings::{Connection, check_name};
 
-/// The time without a message after which the queue counts as read.
+/// The time in which not a byte of a message arrives, and after which the queue counts as read.
 const QUIET: Duration = Duration::from_secs(3);
 /// The number of messages that are requested at a time.
 const RECEIVE_MOST: usize = 100;
@@ -33,9 +35,10 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(60);
 ///
 /// A queue cannot be read without receiving. That hides its messages until the reader is closed,
 /// and marks them as redelivered. Dead letters whose message was sent are acknowledged, and the
-/// others return to their places in the queue. A quorum queue counts each return: with a
-/// `delivery-limit`, which RabbitMQ 4 sets to 20 by default, it drops messages that were read more
-/// often. Give a dead-letter queue the `delivery-limit` -1.
+/// others return to their places in the queue. A quorum queue counts each return before RabbitMQ
+/// 4.3, and drops messages at its `delivery-limit`: from RabbitMQ 4 on, give a dead-letter queue
+/// the limit -1. Before RabbitMQ 4, give it none: there -1 is a limit that drops a message at its
+/// first return, so such a queue is not opened.
 pub struct AmqpDeadLetterReader {
     connection: Connection,
     queue: String,
@@ -113,8 +116,9 @@ impl ReaderConnection {
 #[async_trait]
 impl DeadLetterReader for AmqpDeadLetterReader {
     async fn open(&mut self) -> Result<(), SourceError> {
+        queues::refuse_to_lose(&self.connection, &self.queue).await?;
         let source = AmqpSource::with(self.connection.clone(), self.queue.clone());
-        let source = source.prefetch(self.most.max(1)).in_order();
+        let source = source.prefetch(self.most.max(1)).looking();
         source.open(Arc::new(Counters::default())).await?;
         let name = format!("oncegate redrives {}", self.queue);
         let publisher = Publisher::new(self.connection.clone(), name);
@@ -141,12 +145,17 @@ impl DeadLetterReader for AmqpDeadLetterReader {
             return Ok(None);
         }
         // A timeout loses nothing: messages that arrive later are returned with the rest.
-        let received =
-            tokio::time::timeout(QUIET, open.source.receive(room.min(RECEIVE_MOST))).await;
-        let Ok(received) = received else {
-            return Ok(None);
+        let received = loop {
+            let arrived = open.source.received_bytes();
+            let receiving = open.source.receive(room.min(RECEIVE_MOST));
+            match tokio::time::timeout(QUIET, receiving).await {
+                Ok(received) => break received?,
+                // A large message takes its time.
+                Err(_) if open.source.received_bytes() != arrived => {}
+                Err(_) => return Ok(None),
+            }
         };
-        let Some(deliveries) = received? else {
+        let Some(deliveries) = received else {
             return Ok(None);
         };
         open.seen += deliveries.len();
@@ -191,7 +200,14 @@ impl DeadLetterReader for AmqpDeadLetterReader {
     async fn send(&self, stored: &StoredDeadLetter, destination: &str) -> Result<(), BoxError> {
         let message = redriven(stored, destination)?;
         let sent = self.opened()?.publisher.publish(destination, message).await;
-        sent.map_err(|error| format!("{} to {destination}: {error}", stored.place).into())
+        sent.map_err(|error| {
+            let what = format!("{} to {destination}: {error}", stored.place);
+            if error.is_refused() || error.is_missing() {
+                Box::new(DeadLetterRefused::new(what)) as BoxError
+            } else {
+                what.into()
+            }
+        })
     }
 
     fn settle(&mut self, stored: &StoredDeadLetter, settled: Disposition) {

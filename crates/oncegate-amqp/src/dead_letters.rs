@@ -12,6 +12,7 @@ use super::convert::queue_of;
 use super::error::AmqpError;
 use super::letter::Outgoing;
 use super::login::AmqpLogin;
+use super::management;
 use super::publisher::Publisher;
 use super::settings::{Connection, check_name};
 
@@ -30,6 +31,8 @@ pub struct AmqpDeadLetters {
     queue: String,
     /// The queue that a source consumes. Dead letters must go to a different one.
     consumed: Option<String>,
+    /// The URL of the management plugin.
+    management: Option<String>,
     publisher: Publisher,
 }
 
@@ -50,12 +53,14 @@ impl AmqpDeadLetters {
             connection,
             queue,
             consumed: None,
+            management: None,
             publisher,
         }
     }
 
-    pub(crate) fn beside(mut self, consumed: String) -> Self {
+    pub(crate) fn beside(mut self, consumed: String, management: Option<String>) -> Self {
         self.consumed = Some(consumed);
+        self.management = management;
         self
     }
 
@@ -66,15 +71,25 @@ impl AmqpDeadLetters {
         self.connected_anew()
     }
 
-    /// Checks the queue as [`open`](DeadLetters::open) does. It writes nothing.
+    /// Asks the management plugin at this URL, such as `http://localhost:15672`, for the limits of
+    /// the queue at the start. Those of a source ask the plugin of the source.
+    #[must_use]
+    pub fn management(mut self, url: impl Into<String>) -> Self {
+        self.management = Some(url.into());
+        self
+    }
+
+    /// Checks the queue as [`open`](DeadLetters::open) does. It writes nothing. Returns a warning
+    /// for each limit of the queue that may lose dead letters, if the management plugin is set.
     ///
     /// # Errors
     /// When the queue cannot be used: it does not exist, the broker cannot be reached, or a right
     /// is missing.
-    pub async fn check_queue(&self) -> Result<(), SourceError> {
+    pub async fn check_queue(&self) -> Result<Vec<String>, SourceError> {
         self.check().await?;
+        let warnings = self.warnings().await;
         self.publisher.close().await;
-        Ok(())
+        Ok(warnings)
     }
 
     /// Returns the queue's name.
@@ -87,10 +102,12 @@ impl AmqpDeadLetters {
             connection,
             queue,
             consumed,
+            management,
             ..
         } = self;
         Self {
             consumed,
+            management,
             ..Self::with(connection, queue)
         }
     }
@@ -102,6 +119,17 @@ impl AmqpDeadLetters {
             self.refuse_loop(consumed)?;
         }
         self.publisher.check(&self.queue).await
+    }
+
+    async fn warnings(&self) -> Vec<String> {
+        let Some(url) = &self.management else {
+            return Vec::new();
+        };
+        let major = self.publisher.major_version().await;
+        match management::describe(&self.connection, &self.queue, url).await {
+            Ok(described) => described.letter_warnings(&self.queue, major),
+            Err(error) => vec![management::unknown(&self.queue, &error)],
+        }
     }
 
     /// Returns the error of a write: [`DeadLetterRefused`] when the broker will never take the
@@ -133,7 +161,11 @@ impl AmqpDeadLetters {
 impl DeadLetters for AmqpDeadLetters {
     /// Checks that the queue exists, that no source consumes it, and that the user may write to it.
     async fn open(&self) -> Result<(), BoxError> {
-        Ok(self.check().await.map_err(SourceError::from)?)
+        self.check().await.map_err(SourceError::from)?;
+        for warning in self.warnings().await {
+            warn!(queue = self.queue, "{warning}");
+        }
+        Ok(())
     }
 
     async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError> {

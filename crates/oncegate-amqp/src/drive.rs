@@ -11,9 +11,12 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
+use super::again::BrokerLimits;
 use super::convert::Reader;
-use super::error::AmqpError;
+use super::error::{AmqpError, TimedOut};
 use super::hub::Hub;
+use super::management;
+use super::publisher::Publisher;
 use super::session::Session;
 use super::settings::Settings;
 use super::watch::Watch;
@@ -22,23 +25,35 @@ use super::watch::Watch;
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
 /// The duration from which on a session was a good one: the next delay is the first again.
 const GOOD_SESSION: Duration = Duration::from_secs(30);
+/// A consumer that the broker ends after a message was held for this long may have exceeded its
+/// `consumer_timeout`.
+const LONG_HELD: Duration = Duration::from_secs(2);
+/// The prefetch while the broker sends something that the client cannot read: every message of a
+/// larger one would come back, and be counted, with it.
+const CAREFUL_PREFETCH: u16 = 1;
 
 /// The state of a queue's thread.
 pub(crate) struct Driver {
     pub(crate) hub: Arc<Hub>,
     pub(crate) settings: Settings,
     pub(crate) reader: Reader,
+    /// Sends messages again that the queue would drop.
+    pub(crate) publisher: Arc<Publisher>,
+    pub(crate) limits: BrokerLimits,
+    /// `max_attempts` of the consumer.
+    pub(crate) max_attempts: u32,
+    /// The last connection ended with something that the client cannot read.
+    pub(crate) is_careful: bool,
 }
+
+/// Warnings about a queue that is consumed, or the reason that it cannot be.
+type Opened = Result<Vec<String>, AmqpError>;
 
 impl Driver {
     /// Runs until the source leaves. The result of the first session is sent to `opened`; if that
     /// session cannot begin, the thread ends. An error means that the last acks may be lost.
-    pub(crate) async fn run(
-        self,
-        opened: oneshot::Sender<Result<(), AmqpError>>,
-    ) -> Result<(), AmqpError> {
-        let first = Session::open(&self.settings, &self.reader).await;
-        let mut session = match first {
+    pub(crate) async fn run(mut self, opened: oneshot::Sender<Opened>) -> Result<(), AmqpError> {
+        let mut session = match self.open().await {
             Ok(session) => session,
             Err(error) => {
                 // A source that was dropped does not wait for it.
@@ -46,30 +61,80 @@ impl Driver {
                 return Ok(());
             }
         };
+        let warnings = self.compare_limits(&mut session).await;
         // A source that was dropped has asked the thread to leave.
-        _ = opened.send(Ok(()));
+        _ = opened.send(Ok(warnings));
         let mut failures = 0;
         let mut watch = Watch::new();
         loop {
-            self.hub.connected();
+            self.hub.connected(self.is_careful);
             let began = Instant::now();
             let Err(error) = session.serve(&self.hub, &mut watch).await else {
-                return Ok(());
+                break;
             };
             drop(session);
-            let unacked = self.hub.lock().held.in_hand();
+            let load = self.hub.load();
+            self.learn(&error);
             self.hub.disconnected(&error);
             if self.hub.lock().leave_by.is_some() {
                 return Err(error);
             }
-            warn!(queue = self.settings.queue, %error, messages = unacked, "the connection to the broker is lost; its messages are delivered again");
+            warn!(queue = self.settings.queue, %error, messages = load.in_hand, "the connection to the broker is lost; its messages are delivered again");
             if began.elapsed() >= GOOD_SESSION {
                 failures = 0;
             }
             let Some(next) = self.connect_again(&mut failures).await else {
-                return Ok(());
+                break;
             };
             session = next;
+        }
+        self.publisher.close().await;
+        Ok(())
+    }
+
+    async fn open(&self) -> Result<Session, AmqpError> {
+        let prefetch = if self.is_careful {
+            CAREFUL_PREFETCH
+        } else {
+            self.settings.prefetch()
+        };
+        let Self {
+            settings,
+            reader,
+            publisher,
+            limits,
+            ..
+        } = self;
+        Session::open(settings, reader, publisher, *limits, prefetch).await
+    }
+
+    /// Asks for the queue's limits, before the first message is received. Returns warnings.
+    async fn compare_limits(&mut self, session: &mut Session) -> Vec<String> {
+        let Some(url) = self.settings.source.management.as_deref() else {
+            return Vec::new();
+        };
+        let major = session.major_version();
+        let queue = &self.settings.queue;
+        match management::describe(&self.settings.connection, queue, url).await {
+            Ok(described) => {
+                let limit = Some(described.returns_most(major));
+                let timeout = described.consumer_timeout();
+                self.limits = BrokerLimits::new(limit, timeout, self.settings.source.in_order);
+                session.limits = self.limits;
+                described.warnings(queue, self.max_attempts, major)
+            }
+            Err(error) => vec![management::unknown(queue, &error)],
+        }
+    }
+
+    /// Notes what the end of a session tells about the broker.
+    fn learn(&mut self, error: &AmqpError) {
+        self.is_careful = error.is_unreadable;
+        let held = self.hub.lock().held.oldest().map(|oldest| oldest.elapsed());
+        match (error.timed_out, held) {
+            (Some(TimedOut::After(timeout)), _) => self.limits.learn(timeout),
+            (Some(TimedOut::Perhaps), Some(held)) if held >= LONG_HELD => self.limits.learn(held),
+            _ => {}
         }
     }
 
@@ -79,7 +144,7 @@ impl Driver {
             *failures = failures.saturating_add(1);
             let attempt = async {
                 sleep(BACKOFF.wait(*failures, rand::random())).await;
-                Session::open(&self.settings, &self.reader).await
+                self.open().await
             };
             let connected = tokio::select! {
                 biased;

@@ -1,6 +1,7 @@
 //! Errors of the broker, with what to change.
 
 use std::fmt;
+use std::time::Duration;
 
 use lapin::ErrorKind;
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
@@ -46,6 +47,19 @@ pub(crate) struct AmqpError {
     is_away: bool,
     is_refused: bool,
     is_missing: bool,
+    /// The broker has taken deliveries away that were held for too long.
+    pub(crate) timed_out: Option<TimedOut>,
+    /// The client could not read what the broker has sent.
+    pub(crate) is_unreadable: bool,
+}
+
+/// The `consumer_timeout` of the broker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TimedOut {
+    /// After this time.
+    After(Duration),
+    /// After a time that it did not say, or for another reason.
+    Perhaps,
 }
 
 /// Parts of texts by which RabbitMQ says that a queue's node or leader is not there at the moment.
@@ -71,6 +85,8 @@ impl AmqpError {
             is_away: false,
             is_refused: false,
             is_missing: false,
+            timed_out: None,
+            is_unreadable: false,
         }
     }
 
@@ -79,6 +95,18 @@ impl AmqpError {
         Self {
             is_away: true,
             ..Self::new(what)
+        }
+    }
+
+    /// Creates the error of a broker that delivers nothing more to this consumer.
+    pub(crate) fn cancelled() -> Self {
+        Self {
+            timed_out: Some(TimedOut::Perhaps),
+            ..Self::away(
+                "the broker has cancelled the consumer: the queue was deleted, its node has stopped, or (a quorum queue \
+                 of RabbitMQ 4.3) a message was not acknowledged within its `consumer_timeout`; then set that in \
+                 rabbitmq.conf above the longest time that a message runs and waits for its retries",
+            )
         }
     }
 
@@ -98,10 +126,13 @@ impl AmqpError {
 
     /// Creates the error of a queue name that no queue has.
     pub(crate) fn no_queue(queue: &str) -> Self {
-        Self::new(missing(
-            Asked::Publish(queue),
-            "the message could not be routed",
-        ))
+        Self {
+            is_missing: true,
+            ..Self::new(missing(
+                Asked::Publish(queue),
+                "the message could not be routed",
+            ))
+        }
     }
 
     /// Creates the error of a broker that reads nothing from connections that publish.
@@ -150,12 +181,17 @@ impl AmqpError {
             AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED)
                 if said.contains(ACK_TIMED_OUT) =>
             {
-                Self::away(format!(
+                let timed_out = timeout_in(&said).map_or(TimedOut::Perhaps, TimedOut::After);
+                let closed = Self::away(format!(
                     "the broker has closed the channel, because a message was not acknowledged within its \
                      `consumer_timeout`; every message is delivered again. Set `consumer_timeout` in rabbitmq.conf (or \
                      `x-consumer-timeout` of the queue) above the longest time that a message runs and waits for its \
                      retries: {said}"
-                ))
+                ));
+                Self {
+                    timed_out: Some(timed_out),
+                    ..closed
+                }
             }
             AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED)
                 if said.contains("message size") =>
@@ -188,6 +224,14 @@ impl AmqpError {
                     "TLS to the broker failed: {io}; check `tls_root` and the host's name in the URI"
                 ))
             }
+            ErrorKind::ParsingError(_) => Self {
+                is_unreadable: true,
+                ..Self::away(format!(
+                    "the broker has sent a frame that this client cannot read ({error}): one message of the queue stops all \
+                     others. It is one of the first: look at them with the management plugin, and move it to another \
+                     queue. Meanwhile one message at a time is asked for, so that no other is returned with it"
+                ))
+            },
             ErrorKind::SerialisationError(_) | ErrorKind::ChannelsLimitReached => {
                 Self::new(format!("the client refuses ({asked}): {error}"))
             }
@@ -201,6 +245,13 @@ impl From<AmqpError> for SourceError {
         let source = Self::new(error.what);
         if error.is_away { source.away() } else { source }
     }
+}
+
+/// Returns the time that RabbitMQ names: `… Timeout value used: 1800000 ms. …`.
+fn timeout_in(said: &str) -> Option<Duration> {
+    let value = said.split_once("Timeout value used: ")?.1;
+    let millis = value.split(' ').next()?.parse().ok()?;
+    Some(Duration::from_millis(millis))
 }
 
 fn refused(asked: Asked<'_>, said: &str) -> String {

@@ -6,10 +6,17 @@ use bytes::Bytes;
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use oncegate_runtime::message::Header;
 
+use super::nested;
+
 /// The header with the reason of a dead letter, for people.
 pub(crate) const REASON: &str = "oncegate-reason";
 /// The header with the origin of a dead letter, for programs.
 pub(crate) const ORIGIN: &str = "oncegate-origin";
+
+/// The header of a copy that replaces a message which its queue was about to drop.
+pub(crate) const AGAIN: &str = "oncegate-again";
+/// The header of a dead letter with the properties of a message that has unreadable ones.
+pub(crate) const PROPERTIES: &str = "oncegate-properties";
 
 /// The prefix of headers from the delivery and from its properties. A sender's headers of such
 /// names are dropped.
@@ -27,6 +34,11 @@ pub(crate) const APP_ID: &str = "AMQP.app-id";
 pub(crate) const USER_ID: &str = "AMQP.user-id";
 pub(crate) const EXPIRATION: &str = "AMQP.expiration";
 pub(crate) const PRIORITY: &str = "AMQP.priority";
+/// The names of the headers and properties that are missing, because they are not UTF-8 or nested
+/// too deeply.
+pub(crate) const UNREADABLE: &str = "AMQP.unreadable";
+/// All properties of such a message, as the broker has sent them.
+pub(crate) const RAW: &str = "AMQP.raw-properties";
 /// The types of headers that are not strings, as a JSON object.
 pub(crate) const TYPES: &str = "AMQP.header-types";
 /// The names of headers that had no room in the dead letter.
@@ -35,11 +47,15 @@ pub(crate) const LEFT_OUT: &str = "AMQP.headers-left-out";
 pub(crate) const CONTENT_TYPE: &str = "content-type";
 pub(crate) const CONTENT_ENCODING: &str = "content-encoding";
 
-/// Headers that the broker writes, or acts on: written into a dead letter, `CC` would send copies
-/// of it to other queues.
-const OF_THE_BROKER: [&str; 4] = ["CC", "BCC", "x-death", "x-delivery-count"];
+/// Headers that the broker acts on: written into a message, they would send copies of it to other
+/// queues.
+const ROUTING: [&str; 2] = ["CC", "BCC"];
+/// Headers that the broker writes.
+const OF_THE_BROKER: [&str; 3] = ["x-death", "x-delivery-count", "x-acquired-count"];
 /// Beginnings of further such names.
 const OF_THE_BROKER_BEGIN: [&str; 3] = ["x-first-death-", "x-last-death-", "x-received-from"];
+/// Headers of ours.
+const OURS: [&str; 4] = [REASON, ORIGIN, AGAIN, PROPERTIES];
 
 /// Creates a header.
 pub(crate) fn text(name: &str, value: impl Into<Bytes>) -> Header {
@@ -49,13 +65,25 @@ pub(crate) fn text(name: &str, value: impl Into<Bytes>) -> Header {
     }
 }
 
-/// Returns whether a header belongs to its sender, and so to a dead letter.
-pub(crate) fn is_senders(name: &str) -> bool {
-    let of_the_broker = OF_THE_BROKER.contains(&name)
+/// Returns whether the broker sends a message with this header to other queues as well.
+pub(crate) fn is_routing(name: &str) -> bool {
+    ROUTING.contains(&name)
+}
+
+/// Returns whether the broker writes this header.
+pub(crate) fn is_of_the_broker(name: &str) -> bool {
+    OF_THE_BROKER.contains(&name)
         || OF_THE_BROKER_BEGIN
             .iter()
-            .any(|begin| name.starts_with(begin));
-    !of_the_broker && !name.starts_with(PREFIX) && ![REASON, ORIGIN].contains(&name)
+            .any(|begin| name.starts_with(begin))
+}
+
+/// Returns whether a header belongs to its sender, and so to a dead letter.
+pub(crate) fn is_senders(name: &str) -> bool {
+    !is_routing(name)
+        && !is_of_the_broker(name)
+        && !name.starts_with(PREFIX)
+        && !OURS.contains(&name)
 }
 
 /// Converts a table to headers, by name, followed by the types of those that are not strings.
@@ -86,13 +114,13 @@ pub(crate) fn read(table: &FieldTable) -> Vec<Header> {
             AMQPValue::Timestamp(value) => (Some(value.to_string().into()), Some("timestamp")),
             AMQPValue::Float(value) => (Some(value.to_string().into()), Some("double")),
             AMQPValue::Double(value) => (Some(value.to_string().into()), Some("double")),
-            AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) | AMQPValue::DecimalValue(_) => (
-                Some(serde_json::to_vec(value).unwrap_or_default().into()),
-                Some("json"),
-            ),
+            AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) | AMQPValue::DecimalValue(_) => {
+                types.insert(name.to_owned(), nested::kind(value));
+                (Some(nested::json(value).to_string().into()), None)
+            }
         };
         if let Some(kind) = kind {
-            types.insert(name.to_owned(), kind);
+            types.insert(name.to_owned(), kind.to_owned());
         }
         headers.push(Header {
             name: name.into(),
@@ -136,7 +164,7 @@ fn value(bytes: Option<&[u8]>, kind: Option<&str>) -> AMQPValue {
         Some("bool") => text.parse().ok().map(AMQPValue::Boolean),
         Some("int") => text.parse().ok().map(AMQPValue::LongLongInt),
         Some("timestamp") => text.parse().ok().map(AMQPValue::Timestamp),
-        Some("json") => serde_json::from_slice(bytes).ok(),
+        Some(kind) if nested::is_kind(kind) => nested::value(kind, bytes),
         Some("double") => text.parse().ok().map(AMQPValue::Double),
         _ => None,
     };
@@ -178,6 +206,7 @@ mod tests {
         table.insert("table".into(), AMQPValue::FieldTable(inner));
         let headers = read(&table);
         assert_eq!(last(&headers, "count"), Some(&b"-7"[..]));
+        assert_eq!(last(&headers, "table"), Some(&br#"{"list":[1]}"#[..]));
         assert_eq!(write(&headers), table);
     }
 
@@ -188,6 +217,7 @@ mod tests {
             "x-death",
             "x-first-death-queue",
             "x-delivery-count",
+            "x-acquired-count",
             EXCHANGE,
             REASON,
             ORIGIN,

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use oncegate_runtime::health::{FailureLog, PartitionStatus, SourceStatus};
 use oncegate_runtime::message::Message;
@@ -9,7 +11,6 @@ use oncegate_runtime::observe::{Event, Observer};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::held::Held;
 
@@ -25,6 +26,8 @@ pub(crate) struct Hub {
     arrived: Notify,
     observer: Arc<dyn Observer>,
     failures: FailureLog,
+    /// The number of bytes of messages that the broker has sent on this connection.
+    pub(crate) received: AtomicU64,
     /// Messages go back in their order, and only when all that run are finished.
     pub(crate) in_order: bool,
 }
@@ -41,6 +44,19 @@ pub(crate) struct HubState {
     turned_at: Instant,
     pub(crate) delivered_at: Option<Instant>,
     disconnected_at: Option<Instant>,
+    /// The prefetch is full of messages that wait.
+    is_stalled: bool,
+}
+
+/// The number of deliveries that are not finished.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HubLoad {
+    pub(crate) in_hand: usize,
+    /// Deliveries that were not taken yet.
+    pub(crate) arrived: usize,
+    /// Deliveries that were taken, and do not run.
+    pub(crate) waiting: usize,
+    pub(crate) delivered_at: Option<Instant>,
 }
 
 /// The reason that no more messages arrive.
@@ -56,7 +72,6 @@ pub(crate) struct Fetched {
     pub(crate) message: Message,
     pub(crate) epoch: u64,
     pub(crate) tag: u64,
-    pub(crate) lost: CancellationToken,
 }
 
 impl Hub {
@@ -69,6 +84,7 @@ impl Hub {
             turned_at: Instant::now(),
             delivered_at: None,
             disconnected_at: None,
+            is_stalled: false,
         };
         let state = Mutex::new(state);
         let failures = FailureLog::default();
@@ -78,6 +94,7 @@ impl Hub {
             arrived: Notify::new(),
             observer,
             failures,
+            received: AtomicU64::default(),
             in_order,
         }
     }
@@ -110,13 +127,13 @@ impl Hub {
         let now = Instant::now();
         let mut state = self.lock();
         state.delivered_at = Some(now);
+        let was_stalled = std::mem::take(&mut state.is_stalled);
         for (tag, message) in messages {
-            let (epoch, lost) = state.held.admit(now, tag);
+            let epoch = state.held.admit(now, tag);
             state.arrived.push_back(Fetched {
                 message,
                 epoch,
                 tag,
-                lost,
             });
         }
         if state.end.is_some() {
@@ -124,15 +141,76 @@ impl Hub {
         }
         drop(state);
         self.arrived.notify_one();
+        if was_stalled {
+            self.failures.succeeded(RECEIVE);
+        }
     }
 
-    /// Notes that a new channel consumes the queue.
-    pub(crate) fn connected(&self) {
+    /// Holds a delivery that is not passed on yet, and returns its epoch.
+    pub(crate) fn hold(&self, tag: u64) -> u64 {
+        self.lock().held.admit(Instant::now(), tag)
+    }
+
+    /// Passes on a delivery that was only held.
+    pub(crate) fn pass_on(&self, fetched: Fetched) {
+        let mut state = self.lock();
+        if !state.held.is_ours(fetched.epoch, fetched.tag) {
+            return;
+        }
+        state.arrived.push_back(fetched);
+        if state.end.is_some() {
+            state.return_arrived(self.in_order);
+        }
+        drop(state);
+        self.arrived.notify_one();
+    }
+
+    /// Returns to the queue what has been held for so long. Returns how many messages these are.
+    pub(crate) fn give_back_old(&self, hold_most: Duration) -> usize {
+        let Some(before) = Instant::now().checked_sub(hold_most) else {
+            return 0;
+        };
+        let mut state = self.lock();
+        let old = state.held.give_back_old(before);
+        let HubState { arrived, held, .. } = &mut *state;
+        if old > 0 {
+            arrived.retain(|fetched| held.is_ours(fetched.epoch, fetched.tag));
+            self.wake.notify_one();
+        }
+        old
+    }
+
+    /// Returns what is held.
+    pub(crate) fn load(&self) -> HubLoad {
+        let state = self.lock();
+        let counts = state.held.counts();
+        let arrived = state.arrived.len();
+        HubLoad {
+            in_hand: counts.in_hand,
+            arrived,
+            waiting: counts.in_hand.saturating_sub(counts.running + arrived),
+            delivered_at: state.delivered_at,
+        }
+    }
+
+    /// Notes that the broker delivers nothing, and why. The next delivery ends that.
+    pub(crate) fn stalled(&self, why: &str) {
+        self.lock().is_stalled = true;
+        self.failures
+            .failed(Instant::now().into_std(), RECEIVE, &why);
+    }
+
+    /// Notes that a new channel consumes the queue. The failure that ended the last one stays until
+    /// a message is delivered, if it is expected again.
+    pub(crate) fn connected(&self, may_fail_again: bool) {
         let mut state = self.lock();
         state.begin();
         state.disconnected_at = None;
+        state.is_stalled = may_fail_again;
         drop(state);
-        self.failures.succeeded(RECEIVE);
+        if !may_fail_again {
+            self.failures.succeeded(RECEIVE);
+        }
     }
 
     /// Notes that the channel is lost: its deliveries are no longer ours.
@@ -154,6 +232,14 @@ impl Hub {
 
     pub(crate) fn is_ours(&self, epoch: u64, tag: u64) -> bool {
         self.lock().held.is_ours(epoch, tag)
+    }
+
+    pub(crate) fn start(&self, epoch: u64, tag: u64) -> bool {
+        self.lock().held.start(epoch, tag)
+    }
+
+    pub(crate) fn stop(&self, epoch: u64, tag: u64) {
+        self.lock().held.stop(epoch, tag);
     }
 
     pub(crate) fn ack(&self, epoch: u64, tag: u64) {
@@ -242,7 +328,7 @@ mod tests {
     /// A queue's hub that has received these deliveries.
     fn with_deliveries(tags: std::ops::RangeInclusive<u64>, in_order: bool) -> Arc<Hub> {
         let hub = Arc::new(Hub::new(Arc::new(Counters::default()), in_order));
-        hub.connected();
+        hub.connected(false);
         let messages = tags.map(|tag| {
             let origin = Origin::Queue {
                 queue: "orders".into(),

@@ -11,17 +11,17 @@ use serde::{Deserialize, Serialize};
 
 use super::headers::{
     self, APP_ID, CONTENT_ENCODING, CONTENT_TYPE, CORRELATION_ID, EXCHANGE, EXPIRATION, LEFT_OUT,
-    MESSAGE_ID, ORIGIN, PREFIX, PRIORITY, REASON, REDELIVERED, REPLY_TO, ROUTING_KEY, TYPE,
-    USER_ID, is_senders, last, short, text,
+    MESSAGE_ID, ORIGIN, PREFIX, PRIORITY, PROPERTIES, RAW, REASON, REDELIVERED, REPLY_TO,
+    ROUTING_KEY, TYPE, UNREADABLE, USER_ID, is_senders, last, short, text,
 };
 
 /// The longest `oncegate-reason`, in bytes.
 const REASON_MAX_BYTES: usize = 1024;
 /// The `delivery_mode` of a message that is stored on disk.
-const PERSISTENT: u8 = 2;
+pub(crate) const PERSISTENT: u8 = 2;
 /// Bytes of a message's properties besides its headers, at most: nine short strings and some
 /// numbers.
-const PROPERTIES_BYTES: usize = 3_072;
+pub(crate) const PROPERTIES_BYTES: usize = 3_072;
 /// Bytes of a header besides its name and value: two lengths and the type.
 const HEADER_BYTES: usize = 6;
 
@@ -93,9 +93,15 @@ impl Outgoing {
             user_id: word(message, USER_ID).map(str::to_owned),
             expiration: word(message, EXPIRATION).map(str::to_owned),
             tombstone: message.is_tombstone(),
-            left_out: Vec::new(),
+            left_out: word(message, UNREADABLE)
+                .map(|names| names.split(", ").map(str::to_owned).collect())
+                .unwrap_or_default(),
         };
         let mut table = headers::write(message.headers());
+        if let Some(properties) = message.header(RAW) {
+            let properties = AMQPValue::ByteArray(properties.to_vec().into());
+            table.insert(PROPERTIES.into(), properties);
+        }
         table.insert(REASON.into(), AMQPValue::LongString(reason.into()));
         loop {
             // The origin has only text and numbers, so it can always be serialized.
@@ -131,7 +137,7 @@ impl Outgoing {
         if let Some(names) = message.header(LEFT_OUT) {
             let names = String::from_utf8_lossy(names);
             return Err(format!(
-                "its dead letter had no room for its headers {names}: send the message again by hand"
+                "its dead letter is without {names}, which had no room or are not UTF-8: send the message again by hand"
             ));
         }
         let Some(body) = message.payload_bytes() else {
@@ -278,7 +284,7 @@ fn without_largest(table: &FieldTable) -> Option<(FieldTable, String)> {
 
 /// Returns the size of a table in a frame, in bytes; of nested values, an estimate that is not too
 /// small.
-fn size(table: &FieldTable) -> usize {
+pub(crate) fn size(table: &FieldTable) -> usize {
     table
         .into_iter()
         .map(|(name, value)| name.as_str().len() + HEADER_BYTES + value_size(value))
@@ -343,8 +349,9 @@ mod tests {
         let reader = super::super::convert::Reader {
             queue: "orders.dead".into(),
             routes_from_headers: false,
+            user: None,
         };
-        reader.read(delivery, "c")
+        reader.read(delivery, None, "c")
     }
 
     #[test]

@@ -9,6 +9,9 @@
 //! | which limits of a queue are reported at the start | `findings` |
 //! | how missing queues are made, if that is asked for | `queues` |
 //! | which password and certificates a connection has | `login` |
+//! | which bytes are changed before the client reads them | `frames`, `transport` |
+//! | when a message is sent to its queue again | `again` |
+//! | how many messages are delivered ahead | `prefetch` |
 //! | which headers a message has | `convert`, `headers` |
 //! | what a dead letter has | `letter` |
 //!
@@ -17,13 +20,13 @@
 //! - It is **delivered** ahead, as far as [`AmqpSource::prefetch`] allows, and waits here until a
 //!   handler is free.
 //! - It is **held** without an ack while it waits, runs, or waits for its retry, because the broker
-//!   has no delayed returns. The broker's `consumer_timeout` (30 minutes by default) limits that
-//!   time.
+//!   has no delayed returns. Before the broker's `consumer_timeout` (30 minutes by default) is
+//!   over, it goes back to the queue and comes again.
 //! - It is **acknowledged** after its record is completed, or its dead letter is confirmed. One ack
 //!   covers several messages where no unfinished message is below them.
 //! - When the **connection is lost**, the broker delivers again what was not acknowledged. The
-//!   handlers of the old deliveries are cancelled, and their acks are dropped: an ack handle has
-//!   the epoch of its channel.
+//!   handlers of the old deliveries go on, and their acks are dropped: an ack handle has the epoch
+//!   of its channel.
 //! - At a **stop**, messages that have not started return to the queue at once.
 //!
 //! # Rights
@@ -43,6 +46,8 @@
 //! | `AMQP.exchange`, `AMQP.routing-key` | what the message was published with |
 //! | `AMQP.redelivered` | `true` if the broker may have delivered the message before |
 //! | `AMQP.message-id`, `AMQP.correlation-id`, `AMQP.reply-to`, `AMQP.type`, `AMQP.app-id`, `AMQP.user-id`, `AMQP.expiration`, `AMQP.priority` | the properties, if present |
+//! | `AMQP.unreadable` | the names of headers that are missing: not UTF-8, or too deep |
+//! | `AMQP.raw-properties` | all properties of such a message, as they came |
 //! | `AMQP.header-types` | the types of headers that are not text, as a JSON object |
 //! | `x-delivery-count`, `x-death`, … | as the broker writes them |
 //!
@@ -72,8 +77,12 @@
 //! - A quorum queue buffers acks that come faster than it takes them, and forgets those of a
 //!   channel that closes. Many single acks before a close may be lost in it; acks of many messages
 //!   are few. Their redeliveries are answered.
-//! - A message that is returned is delivered again at once, and counts for the `delivery-limit` of
-//!   a quorum queue. So retries wait here.
+//! - A message that is returned is delivered again at once. So retries wait here. It counts for the
+//!   `delivery-limit` of a quorum queue before RabbitMQ 4.3; since then only what a closed channel
+//!   had counts.
+//! - `x-delivery-limit: -1` is no limit since RabbitMQ 4, and the lowest one before.
+//! - The consumers of one channel share its delivery tags, and their deliveries arrive in any
+//!   order: an ack of several must end below the first tag that has not arrived.
 //! - Any error closes the channel, with all its deliveries. Checks have channels of their own.
 //! - While the broker is short of memory or disk, it stops reading from connections that publish.
 //!   Acks must not wait for that, so dead letters have a connection of their own.
@@ -85,6 +94,7 @@
 mod source;
 
 mod ack_handle;
+mod again;
 mod connect;
 mod convert;
 mod dead_letter_reader;
@@ -92,17 +102,21 @@ mod dead_letters;
 mod drive;
 mod error;
 mod findings;
+mod frames;
 mod headers;
 mod held;
 mod hub;
 mod letter;
 mod login;
 mod management;
+mod nested;
+mod prefetch;
 mod publisher;
 mod queues;
 mod session;
 mod settings;
 mod source_settings;
+mod transport;
 mod watch;
 
 pub use dead_letter_reader::AmqpDeadLetterReader;

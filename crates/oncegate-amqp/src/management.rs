@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::findings::Described;
-use super::settings::Settings;
+use super::settings::Connection;
 
 /// Time limit of the request.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -29,23 +29,31 @@ const IN_PATHS: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'_')
     .remove(b'~');
 
+/// Returns the warning about a queue whose limits are not known.
+pub(crate) fn unknown(queue: &str, why: &str) -> String {
+    format!("the management plugin did not tell the limits of the queue `{queue}`: {why}")
+}
+
 /// Returns what the plugin says about the queue. The error shows no part of a URI: it may have a
 /// password.
-pub(crate) async fn describe(settings: &Settings, url: &str) -> Result<Described, String> {
+pub(crate) async fn describe(
+    connection: &Connection,
+    queue: &str,
+    url: &str,
+) -> Result<Described, String> {
     let url: Uri = url
         .parse()
         .map_err(|_| "its URL must be http://host:15672".to_owned())?;
     let host = url.host().filter(|_| url.scheme_str() == Some("http"));
     let host = host.ok_or("its URL must be http://host:15672; it is asked without TLS")?;
     let port = url.port_u16().unwrap_or(PORT);
-    let broker = settings
-        .connection
+    let broker = connection
         .uri_with_password()
         .map_err(|error| error.to_string())?;
     let login = &broker.authority.userinfo;
     let credentials = STANDARD.encode(format!("{}:{}", login.username, login.password));
     let vhost = utf8_percent_encode(&broker.vhost, IN_PATHS);
-    let queue = utf8_percent_encode(&settings.queue, IN_PATHS);
+    let queue = utf8_percent_encode(queue, IN_PATHS);
     let base = url.path().trim_end_matches('/');
     let request = Request::get(format!("{base}/api/queues/{vhost}/{queue}"))
         .header(HOST, format!("{host}:{port}"))

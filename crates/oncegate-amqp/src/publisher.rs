@@ -1,19 +1,24 @@
 //! Publishes messages to queues, each confirmed by the broker.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{BasicProperties, Channel, Confirmation};
 use tokio::sync::Mutex;
+use tokio::time::sleep;
+use tracing::warn;
 
-use super::connect::{call, channel, check_queue, close, connect};
+use super::connect::{BrokerConnection, call, channel, check_queue, close, connect};
 use super::error::{AmqpError, Asked};
 use super::headers::short;
-use super::letter::Outgoing;
+use super::letter::{self, Outgoing, PROPERTIES_BYTES};
 use super::settings::Connection;
 
 /// The size of a frame when the broker sets no limit, in bytes.
 const FRAME_DEFAULT: usize = 131_072;
+/// The interval at which a connection is asked whether it is blocked.
+const BLOCKED_INTERVAL: Duration = Duration::from_millis(50);
 /// Bytes of a frame besides its content.
 const FRAME_OVERHEAD: usize = 64;
 
@@ -30,7 +35,7 @@ pub(crate) struct Publisher {
 
 #[derive(Debug)]
 struct Link {
-    connection: lapin::Connection,
+    connection: BrokerConnection,
     channel: Channel,
 }
 
@@ -56,18 +61,26 @@ impl Publisher {
         .await?;
         // No queue has such a name, so the message reaches none. The right is checked before.
         let nowhere = format!("oncegate-check-{:032x}", rand::random::<u128>());
-        match publish(
-            &probe,
-            Asked::Publish(queue),
-            &nowhere,
-            &[],
-            BasicProperties::default(),
-        )
-        .await
-        {
+        let asked = Asked::Publish(queue);
+        let published = publish(&probe, asked, &nowhere, &[], BasicProperties::default());
+        let published = tokio::select! {
+            published = published => published,
+            // The consumer starts all the same: what it acknowledges may end the alarm.
+            () = link.until_blocked() => {
+                warn!(queue, "{}; the right to write dead letters is not checked", AmqpError::blocked());
+                return Ok(());
+            }
+        };
+        match published {
             Ok(()) | Err(Unpublished::NoQueue | Unpublished::NotStored) => Ok(()),
             Err(Unpublished::Failed(error)) => Err(error),
         }
+    }
+
+    /// Returns the first number of the broker's version, if there is a connection that has told it.
+    pub(crate) async fn major_version(&self) -> Option<u32> {
+        let open = self.open.lock().await;
+        open.as_ref()?.connection.seen.major_version()
     }
 
     /// Returns how many bytes the headers and properties of a message may have.
@@ -107,6 +120,23 @@ impl Publisher {
                 })
             }
         }
+    }
+
+    /// Publishes a copy of a message to its queue, unless its headers have no room in a frame.
+    pub(crate) async fn publish_again(
+        &self,
+        queue: &str,
+        message: Outgoing,
+    ) -> Result<(), AmqpError> {
+        let size = message
+            .properties
+            .headers()
+            .as_ref()
+            .map_or(0, letter::size);
+        if size + PROPERTIES_BYTES > self.header_limit().await? {
+            return Err(AmqpError::new("its headers have no room in a frame"));
+        }
+        self.publish(queue, message).await
     }
 
     pub(crate) async fn close(&self) {
@@ -149,6 +179,13 @@ impl Publisher {
 }
 
 impl Link {
+    /// Resolves when the broker has said that it reads nothing from this connection.
+    async fn until_blocked(&self) {
+        while !self.connection.status().blocked() {
+            sleep(BLOCKED_INTERVAL).await;
+        }
+    }
+
     fn lives(&self) -> bool {
         self.connection.status().connected() && self.channel.status().connected()
     }

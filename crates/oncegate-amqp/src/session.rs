@@ -3,35 +3,65 @@
 //! A lost connection is never repaired: a new session begins, with a new channel. So nothing of the
 //! old one remains, such as a consumer that gets no messages.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use futures_util::future::{FutureExt as _, try_join_all};
-use futures_util::stream::StreamExt as _;
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, try_join_all};
+use futures_util::stream::{BoxStream, FuturesUnordered, SelectAll, StreamExt as _, once};
+use lapin::Channel;
 use lapin::message::Delivery;
 use lapin::options::{
     BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions,
 };
-use lapin::types::{AMQPValue, FieldTable};
-use lapin::{Channel, Consumer};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+use oncegate_runtime::message::Message;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tracing::{info, warn};
 
-use super::connect::{CALL_LIMIT, call, channel, check_queue, close, close_channel, connect};
+use super::again::{self, BrokerLimits};
+use super::connect::{
+    BrokerConnection, CALL_LIMIT, call, channel, check_queue, close, close_channel, connect,
+};
 use super::convert::Reader;
 use super::error::{AmqpError, Asked, CONSUMER_PRIORITY};
 use super::headers::short;
 use super::held::Settlement;
-use super::hub::Hub;
+use super::hub::{Fetched, Hub};
+use super::prefetch::{Prefetch, PrefetchChange};
+use super::publisher::Publisher;
 use super::settings::Settings;
 use super::watch::Watch;
 
 /// The interval at which the connection is looked at.
 const TICK: Duration = Duration::from_secs(1);
 
-/// A consumer of a queue at the broker.
+/// A delivery of one of the channel's consumers; `None` when that has ended.
+type Delivered = Option<lapin::Result<Delivery>>;
+
+/// A message that was sent again, or could not be.
+struct Renewed {
+    fetched: Fetched,
+    sent: Result<(), AmqpError>,
+}
+
+/// The consumers of a queue at the broker, on one channel.
 pub(crate) struct Session {
-    connection: lapin::Connection,
+    connection: BrokerConnection,
     channel: Channel,
-    consumer: Consumer,
+    /// Deliveries of the consumers, in any order between them.
+    delivered: SelectAll<BoxStream<'static, Delivered>>,
+    /// The consumers' names at the broker, the first one first.
+    tags: Vec<ShortString>,
+    /// The number of consumers that were cancelled here, and whose end has not arrived.
+    cancelled: usize,
+    prefetch: Prefetch,
+    /// The messages that are sent again before they run.
+    renewing: FuturesUnordered<BoxFuture<'static, Renewed>>,
+    publisher: Arc<Publisher>,
+    pub(crate) limits: BrokerLimits,
+    settings: Settings,
     reader: Reader,
     /// Distinguishes this session's channel from every other.
     name: String,
@@ -39,12 +69,23 @@ pub(crate) struct Session {
 
 impl Session {
     /// Connects, checks the queue, and begins to consume it.
-    pub(crate) async fn open(settings: &Settings, reader: &Reader) -> Result<Self, AmqpError> {
+    pub(crate) async fn open(
+        settings: &Settings,
+        reader: &Reader,
+        publisher: &Arc<Publisher>,
+        limits: BrokerLimits,
+        prefetch: u16,
+    ) -> Result<Self, AmqpError> {
         let queue = settings.queue.as_str();
         let connection =
             connect(&settings.connection, &format!("oncegate consumes {queue}")).await?;
-        let opened = Self::consume(&connection, settings).await;
-        let (channel, consumer) = match opened {
+        let opened = async {
+            let channel = channel(&connection).await?;
+            check_queue(&channel, queue).await?;
+            let first = consume(&channel, settings, prefetch).await?;
+            Ok((channel, first))
+        };
+        let (channel, first) = match opened.await {
             Ok(opened) => opened,
             Err(error) => {
                 close(&connection).await;
@@ -52,43 +93,33 @@ impl Session {
             }
         };
         let name = format!("{:08x}", rand::random::<u32>());
-        Ok(Self {
+        let mut session = Self {
             connection,
             channel,
-            consumer,
+            delivered: SelectAll::new(),
+            tags: Vec::new(),
+            cancelled: 0,
+            prefetch: Prefetch::new(prefetch),
+            renewing: FuturesUnordered::new(),
+            publisher: Arc::clone(publisher),
+            limits,
+            settings: settings.clone(),
             reader: reader.clone(),
             name,
-        })
+        };
+        session.add(first);
+        Ok(session)
     }
 
-    async fn consume(
-        connection: &lapin::Connection,
-        settings: &Settings,
-    ) -> Result<(Channel, Consumer), AmqpError> {
-        let asked = Asked::Messages(&settings.queue);
-        let channel = channel(connection).await?;
-        check_queue(&channel, &settings.queue).await?;
-        call(
-            asked,
-            channel.basic_qos(settings.source.prefetch, BasicQosOptions::default()),
-        )
-        .await?;
-        let Some(queue) = short(&settings.queue) else {
-            return Err(AmqpError::new("the name is too long"));
-        };
-        let mut arguments = FieldTable::default();
-        // Always there, because a stream refuses it: a stream delivers acknowledged messages again.
-        arguments.insert(
-            CONSUMER_PRIORITY.into(),
-            AMQPValue::LongInt(settings.source.priority),
-        );
-        let options = BasicConsumeOptions::default();
-        let consumer = call(
-            asked,
-            channel.basic_consume(queue, "".into(), options, arguments),
-        )
-        .await?;
-        Ok((channel, consumer))
+    /// Returns the first number of the broker's version.
+    pub(crate) fn major_version(&self) -> Option<u32> {
+        self.connection.seen.major_version()
+    }
+
+    fn add(&mut self, consumer: lapin::Consumer) {
+        self.tags.push(consumer.tag());
+        let ended = once(std::future::ready(None));
+        self.delivered.push(consumer.map(Some).chain(ended).boxed());
     }
 
     /// Receives and acknowledges until the source has left. The error says why the session is lost,
@@ -116,45 +147,84 @@ impl Session {
             }
             tokio::select! {
                 biased;
-                arrived = self.consumer.next(), if is_consuming => self.receive(hub, arrived)?,
+                arrived = self.delivered.next(), if is_consuming => self.receive(hub, arrived)?,
+                Some(renewed) = self.renewing.next(), if !self.renewing.is_empty() => Self::renewed(hub, renewed),
                 () = hub.wake.notified() => {}
-                _ = ticks.tick() => self.look(hub, watch).await?,
+                _ = ticks.tick() => self.look(hub, watch, is_consuming).await?,
                 () = sleep_until(leave_by.unwrap_or_else(Instant::now)), if leave_by.is_some() => {}
             }
         }
     }
 
     /// Passes on this delivery and all that are here.
-    fn receive(
-        &mut self,
-        hub: &Hub,
-        first: Option<lapin::Result<Delivery>>,
-    ) -> Result<(), AmqpError> {
+    fn receive(&mut self, hub: &Hub, first: Option<Delivered>) -> Result<(), AmqpError> {
         let mut messages = Vec::new();
         let mut next = Some(first);
         while let Some(arrived) = next {
             match arrived {
-                Some(Ok(delivery)) => {
-                    messages.push((
-                        delivery.delivery_tag,
-                        self.reader.read(delivery, &self.name),
-                    ));
-                }
-                Some(Err(error)) => {
+                Some(Some(Ok(delivery))) => messages.extend(self.read(hub, delivery)),
+                Some(Some(Err(error))) => {
                     return Err(AmqpError::of(Asked::Messages(&self.reader.queue), &error));
                 }
-                None => {
-                    return Err(AmqpError::away(
-                        "the broker has cancelled the consumer: the queue was deleted, its node has stopped, or (a quorum queue \
-                         of RabbitMQ 4.3) a message was not acknowledged within its `consumer_timeout`; then set that in \
-                         rabbitmq.conf above the longest time that a message runs and waits for its retries",
-                    ));
-                }
+                Some(None) if self.cancelled > 0 => self.cancelled -= 1,
+                Some(None) | None => return Err(AmqpError::cancelled()),
             }
-            next = self.consumer.next().now_or_never();
+            next = self.delivered.next().now_or_never();
         }
-        hub.put(messages);
+        if !messages.is_empty() {
+            hub.put(messages);
+        }
         Ok(())
+    }
+
+    /// Reads a delivery. `None` if its queue is about to drop it: then it is sent again before it
+    /// runs, because its run might end this process, with all that was delivered beside it.
+    fn read(&mut self, hub: &Hub, delivery: Delivery) -> Option<(u64, Message)> {
+        let tag = delivery.delivery_tag;
+        let unreadable = self.connection.seen.take(self.channel.id(), tag);
+        let returns = again::returns(&delivery.properties);
+        let is_near = !self.settings.looks && self.limits.is_near(returns);
+        let copy = (is_near && unreadable.is_none())
+            .then(|| again::copy(&delivery, &self.settings.queue, self.reader.user.as_deref()))
+            .flatten();
+        let message = self.reader.read(delivery, unreadable, &self.name);
+        let Some(copy) = copy else {
+            if is_near {
+                let origin = message.origin();
+                warn!(%origin, returns, "the queue drops this message when it comes back too often, and no copy would be the same; it runs as it is");
+            }
+            return Some((tag, message));
+        };
+        let epoch = hub.hold(tag);
+        let fetched = Fetched {
+            message,
+            epoch,
+            tag,
+        };
+        let publisher = Arc::clone(&self.publisher);
+        let queue = self.settings.queue.clone();
+        let renewed = async move {
+            let sent = publisher.publish_again(&queue, copy).await;
+            Renewed { fetched, sent }
+        };
+        self.renewing.push(renewed.boxed());
+        None
+    }
+
+    /// Acknowledges a message whose copy is in the queue, or passes it on.
+    fn renewed(hub: &Hub, renewed: Renewed) {
+        let Renewed { fetched, sent } = renewed;
+        let origin = fetched.message.origin();
+        match sent {
+            Ok(()) => {
+                info!(%origin, "the message came back so often that its queue would soon drop it; it was sent to the queue again");
+                hub.ack(fetched.epoch, fetched.tag);
+            }
+            Err(error) => {
+                warn!(%origin, %error, "the queue may drop this message, because it came back too often, and it could not be sent again; it runs as it is");
+                hub.pass_on(fetched);
+            }
+        }
     }
 
     /// Sends the acks and returns that are due.
@@ -171,22 +241,16 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the consumer at the broker. What it has delivered meanwhile returns to the queue.
+    /// Ends the consumers at the broker. What they have delivered meanwhile returns to the queue.
     async fn stop_consuming(&mut self, hub: &Hub) -> Result<(), AmqpError> {
-        let tag = self.consumer.tag();
-        let asked = Asked::Messages(&self.reader.queue);
-        call(
-            asked,
-            self.channel
-                .basic_cancel(tag, BasicCancelOptions::default()),
-        )
-        .await?;
+        for tag in std::mem::take(&mut self.tags) {
+            self.cancel(tag).await?;
+        }
         let mut late = Vec::new();
-        while let Some(Some(Ok(delivery))) = self.consumer.next().now_or_never() {
-            late.push((
-                delivery.delivery_tag,
-                self.reader.read(delivery, &self.name),
-            ));
+        while let Some(Some(arrived)) = self.delivered.next().now_or_never() {
+            if let Some(Ok(delivery)) = arrived {
+                late.extend(self.read(hub, delivery));
+            }
         }
         if !late.is_empty() {
             hub.put(late);
@@ -194,8 +258,27 @@ impl Session {
         Ok(())
     }
 
-    /// Closes the channel. Its answer comes after the broker has read every ack.
-    pub(crate) async fn leave(&self) -> Result<(), AmqpError> {
+    async fn cancel(&mut self, tag: ShortString) -> Result<(), AmqpError> {
+        let asked = Asked::Messages(&self.settings.queue);
+        let cancelled = self
+            .channel
+            .basic_cancel(tag, BasicCancelOptions::default());
+        self.cancelled += 1;
+        call(asked, cancelled).await
+    }
+
+    /// Returns what is not acknowledged, and closes the channel. Its answer comes after the broker
+    /// has read every ack.
+    pub(crate) async fn leave(&mut self) -> Result<(), AmqpError> {
+        // From RabbitMQ 4.3 on, a close counts as a failure of each message, and a return does not.
+        // In an order, the next consumer must not begin before this one has returned its message.
+        if !self.settings.source.in_order || self.settings.looks {
+            for tag in std::mem::take(&mut self.tags) {
+                self.cancel(tag).await?;
+            }
+            let asked = Asked::Messages(&self.settings.queue);
+            call(asked, return_message(&self.channel, EVERYTHING, ALL_UP_TO)).await?;
+        }
         if !close_channel(&self.channel, CALL_LIMIT).await {
             return Err(AmqpError::away("the broker did not confirm the last acks"));
         }
@@ -203,19 +286,72 @@ impl Session {
         Ok(())
     }
 
-    /// Looks whether the connection lives, and whether a queue that delivers nothing has messages.
-    async fn look(&self, hub: &Hub, watch: &mut Watch) -> Result<(), AmqpError> {
+    /// Looks at the connection, at what is held, and at a queue that delivers nothing.
+    async fn look(
+        &mut self,
+        hub: &Hub,
+        watch: &mut Watch,
+        is_consuming: bool,
+    ) -> Result<(), AmqpError> {
         if !self.connection.status().connected() || !self.channel.status().connected() {
             return Err(AmqpError::away("the connection to the broker is lost"));
         }
-        let (in_hand, delivered_at) = {
-            let state = hub.lock();
-            (state.held.in_hand(), state.delivered_at)
-        };
-        if !watch.is_due(in_hand, delivered_at) {
+        let received = self.connection.seen.received();
+        hub.received.store(received, Relaxed);
+        if self.settings.looks || !is_consuming {
+            return self.watch(hub, watch).await;
+        }
+        let old = hub.give_back_old(self.limits.hold_most());
+        if old > 0 {
+            info!(queue = self.settings.queue, messages = old, hold_most = ?self.limits.hold_most(), "messages that wait or run for long went back to the queue, before the broker's `consumer_timeout`; what runs goes on");
+        }
+        let load = hub.load();
+        if !hub.in_order {
+            let waiting = load.waiting.saturating_sub(self.renewing.len());
+            match self.prefetch.change(waiting, load.arrived) {
+                PrefetchChange::None => {}
+                PrefetchChange::Grow(more) => {
+                    info!(
+                        queue = self.settings.queue,
+                        waiting,
+                        more,
+                        "the prefetch is full of messages that wait: the broker delivers more"
+                    );
+                    let consumer = consume(&self.channel, &self.settings, more).await?;
+                    self.add(consumer);
+                    self.prefetch.grown(more);
+                }
+                PrefetchChange::Shrink => {
+                    for tag in self.tags.split_off(1) {
+                        self.cancel(tag).await?;
+                    }
+                    self.prefetch.shrunk();
+                }
+            }
+        }
+        self.watch(hub, watch).await
+    }
+
+    /// Looks whether a queue that delivers nothing has messages.
+    async fn watch(&self, hub: &Hub, watch: &mut Watch) -> Result<(), AmqpError> {
+        let load = hub.load();
+        let is_full = !hub.in_order && load.waiting > 0 && load.waiting == load.in_hand;
+        let in_hand = if is_full { 0 } else { load.in_hand };
+        if !watch.is_due(in_hand, load.delivered_at) {
             return Ok(());
         }
         let messages = check_queue(&self.channel, &self.reader.queue).await?;
+        if is_full {
+            if messages > 0 {
+                hub.stalled(&format!(
+                    "the queue has {messages} messages, and the broker delivers none of them: all {} that it has delivered \
+                 wait for a retry, a lease or a time that a handler has named; raise `prefetch`, or the consumer's limit \
+                 of messages in flight",
+                    load.waiting
+                ));
+            }
+            return Ok(());
+        }
         if watch.is_silent(messages) {
             return Err(AmqpError::away(format!(
                 "the queue has {messages} messages and delivers none to this consumer: it is consumed anew. That is no \
@@ -226,19 +362,50 @@ impl Session {
     }
 }
 
+/// Begins to consume the queue by one more consumer of the channel.
+async fn consume(
+    channel: &Channel,
+    settings: &Settings,
+    prefetch: u16,
+) -> Result<lapin::Consumer, AmqpError> {
+    let asked = Asked::Messages(&settings.queue);
+    // For the consumers that come after it.
+    call(
+        asked,
+        channel.basic_qos(prefetch, BasicQosOptions::default()),
+    )
+    .await?;
+    let Some(queue) = short(&settings.queue) else {
+        return Err(AmqpError::new("the name is too long"));
+    };
+    let mut arguments = FieldTable::default();
+    // Always there, because a stream refuses it: a stream delivers acknowledged messages again.
+    arguments.insert(
+        CONSUMER_PRIORITY.into(),
+        AMQPValue::LongInt(settings.source.priority),
+    );
+    let options = BasicConsumeOptions::default();
+    let consumer = channel.basic_consume(queue, "".into(), options, arguments);
+    call(asked, consumer).await
+}
+
+/// The tag that stands for all deliveries.
+const EVERYTHING: u64 = 0;
+/// A return of all deliveries up to one, or of this one.
+const ALL_UP_TO: bool = true;
+const THIS_ONE: bool = false;
+
+async fn return_message(channel: &Channel, tag: u64, multiple: bool) -> lapin::Result<()> {
+    let options = BasicNackOptions {
+        multiple,
+        requeue: true,
+    };
+    channel.basic_nack(tag, options).await
+}
+
 async fn send(channel: &Channel, settlement: Settlement) -> lapin::Result<()> {
     match settlement {
-        Settlement::Return(tag) => {
-            channel
-                .basic_nack(
-                    tag,
-                    BasicNackOptions {
-                        multiple: false,
-                        requeue: true,
-                    },
-                )
-                .await
-        }
+        Settlement::Return(tag) => return_message(channel, tag, THIS_ONE).await,
         Settlement::Ack(tag) => {
             channel
                 .basic_ack(tag, BasicAckOptions { multiple: false })

@@ -1,8 +1,9 @@
 //! Settings for the connection to a broker and for consuming a queue.
 
 use std::fmt;
+use std::sync::Arc;
 
-use lapin::uri::{AMQPScheme, AMQPUri};
+use lapin::uri::{AMQPScheme, AMQPUri, SASLMechanism};
 
 use super::error::AmqpError;
 use super::headers::short;
@@ -23,7 +24,13 @@ pub(crate) struct Settings {
     pub(crate) connection: Connection,
     pub(crate) queue: String,
     pub(crate) source: AmqpSettings,
+    /// The queue is looked into: its messages keep their places, and are held until the end.
+    pub(crate) looks: bool,
 }
+
+/// The prefetch of an order: a message that comes back is the next one again, whatever happens to
+/// the consumer or the broker, because no other one was delivered.
+const ORDERED_PREFETCH: u16 = 1;
 
 /// The heartbeat in seconds, if the URI has none: a connection that is silent for twice as long is
 /// given up.
@@ -43,6 +50,7 @@ impl Connection {
     /// has a password.
     pub(crate) fn uri(&self) -> Result<AMQPUri, AmqpError> {
         const FORM: &str = "amqp://user:password@host:5672/vhost, or amqps:// with TLS";
+        check_uri(&self.uri)?;
         let parsed: Result<AMQPUri, String> = self.uri.parse();
         let mut uri =
             parsed.map_err(|_| AmqpError::new(format!("the URI of the broker must be {FORM}")))?;
@@ -70,6 +78,16 @@ impl Connection {
         Ok(uri)
     }
 
+    /// Returns the user that logs in, unless a certificate names it.
+    pub(crate) fn user(&self) -> Option<Arc<str>> {
+        let uri = self.uri().ok()?;
+        let is_named = matches!(
+            uri.query.auth_mechanism,
+            None | Some(SASLMechanism::Plain | SASLMechanism::AMQPlain)
+        );
+        is_named.then(|| uri.authority.userinfo.username.into())
+    }
+
     /// Returns the URI with the password that the next connection logs in with.
     pub(crate) fn uri_with_password(&self) -> Result<AMQPUri, AmqpError> {
         let mut uri = self.uri()?;
@@ -86,6 +104,16 @@ impl Settings {
             connection,
             queue,
             source: AmqpSettings::DEFAULT,
+            looks: false,
+        }
+    }
+
+    /// Returns how many messages the broker delivers ahead.
+    pub(crate) fn prefetch(&self) -> u16 {
+        if self.source.in_order && !self.looks {
+            ORDERED_PREFETCH
+        } else {
+            self.source.prefetch
         }
     }
 
@@ -98,6 +126,48 @@ impl Settings {
             None => Ok(()),
         }
     }
+}
+
+/// The parameters of a URI, and whether each is a number.
+const PARAMETERS: [(&str, bool); 5] = [
+    ("heartbeat", true),
+    ("connection_timeout", true),
+    ("channel_max", true),
+    ("frame_max", true),
+    ("auth_mechanism", false),
+];
+
+/// Checks what the client refuses without a word about it, or ignores. The error shows no value.
+fn check_uri(uri: &str) -> Result<(), AmqpError> {
+    let (address, query) = uri.split_once('?').unwrap_or((uri, ""));
+    let authority = address.split_once("://").map_or(address, |(_, rest)| rest);
+    let hosts = authority.split('/').next().unwrap_or_default();
+    let hosts = hosts.rsplit_once('@').map_or(hosts, |(_, hosts)| hosts);
+    if hosts.contains(',') {
+        return Err(AmqpError::new(
+            "the URI of the broker has several hosts: use one name, of a load balancer or in the DNS",
+        ));
+    }
+    let parameters = query.split('&').filter(|parameter| !parameter.is_empty());
+    for parameter in parameters {
+        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        match PARAMETERS.iter().find(|(known, _)| *known == name) {
+            Some((_, true)) if value.parse::<u32>().is_err() => {
+                return Err(AmqpError::new(format!(
+                    "`{name}` in the URI of the broker must be a number without a unit: seconds for `heartbeat`, \
+                     milliseconds for `connection_timeout`"
+                )));
+            }
+            Some(_) => {}
+            None => {
+                return Err(AmqpError::new(format!(
+                    "the URI of the broker has the parameter `{name}`, which would be ignored: certificates are set by \
+                     `tls_root`, `tls_certificate` and `tls_key`, and always verified"
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Checks the name of a queue or exchange.
@@ -140,6 +210,26 @@ mod tests {
         }
         let connection = Connection::new("amqp://u:secret@host/".to_owned());
         assert!(!format!("{connection:?}").contains("secret"));
+    }
+
+    #[test]
+    fn what_the_client_ignores_in_a_uri_is_refused_by_its_name() {
+        for (uri, word) in [
+            ("amqp://u:secret@a:5672,b:5672/", "several hosts"),
+            ("amqp://u:secret@a/?heartbeat=30s", "`heartbeat`"),
+            (
+                "amqps://u:secret@a/?cacertfile=/x&verify=verify_none",
+                "`cacertfile`",
+            ),
+        ] {
+            let error = Connection::new(uri.to_owned())
+                .uri()
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(word) && !error.contains("secret"), "{error}");
+        }
+        let fine = "amqp://a,b:c,d@host/shop?heartbeat=3&auth_mechanism=external";
+        assert!(Connection::new(fine.to_owned()).uri().is_ok());
     }
 
     #[test]

@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
 use super::ack_handle;
+use super::again::BrokerLimits;
 use super::convert::Reader;
 use super::dead_letters::AmqpDeadLetters;
 use super::drive::Driver;
@@ -22,6 +23,7 @@ use super::error::AmqpError;
 use super::hub::{End, Hub};
 use super::login::AmqpLogin;
 use super::management;
+use super::publisher::Publisher;
 use super::session::Session;
 use super::settings::{Connection, Settings};
 use super::source_settings::AmqpSettings;
@@ -31,8 +33,8 @@ use super::source_settings::AmqpSettings;
 /// The broker delivers as many messages ahead as [`prefetch`](Self::prefetch) says. A message is
 /// acknowledged after its record is completed, several by one ack where nothing unfinished is below
 /// them. After a lost connection the source connects again, and the broker delivers every message
-/// again that was not acknowledged: the handlers of the old deliveries are cancelled, and their
-/// acks are dropped.
+/// again that was not acknowledged. What runs meanwhile goes on: its record answers the delivery
+/// that comes again.
 ///
 /// ```no_run
 /// use oncegate::amqp::AmqpSource;
@@ -135,6 +137,19 @@ impl AmqpSource {
         self
     }
 
+    /// Holds everything that is delivered, up to the [prefetch](AmqpSettings::prefetch), until it
+    /// is acknowledged or the source is closed, and returns the rest in its order: to look into a
+    /// queue, and not to work on it.
+    #[must_use]
+    pub fn looking(mut self) -> Self {
+        self.settings.looks = true;
+        self.in_order()
+    }
+
+    pub(crate) fn management_url(&self) -> Option<&str> {
+        self.settings.source.management.as_deref()
+    }
+
     pub(crate) fn connection(&self) -> &Connection {
         &self.settings.connection
     }
@@ -161,17 +176,44 @@ impl AmqpSource {
         self.settings.check()?;
         let mut settings = self.settings.clone();
         settings.source.prefetch = 1;
-        Session::open(&settings, &self.reader())
-            .await?
-            .leave()
-            .await?;
-        Ok(self.warnings(terms.max_attempts).await)
+        settings.looks = true;
+        let limits = self.limits();
+        let prefetch = settings.prefetch();
+        let mut session = Session::open(
+            &settings,
+            &self.reader(),
+            &self.publisher(),
+            limits,
+            prefetch,
+        )
+        .await?;
+        let major = session.major_version();
+        session.leave().await?;
+        let Some(url) = &settings.source.management else {
+            return Ok(Vec::new());
+        };
+        let described = management::describe(self.connection(), self.queue(), url).await;
+        Ok(match described {
+            Ok(described) => described.warnings(self.queue(), terms.max_attempts, major),
+            Err(error) => vec![management::unknown(self.queue(), &error)],
+        })
+    }
+
+    fn limits(&self) -> BrokerLimits {
+        BrokerLimits::new(None, None, self.settings.source.in_order)
+    }
+
+    fn publisher(&self) -> Arc<Publisher> {
+        let name = format!("oncegate sends messages of {} again", self.queue());
+        Arc::new(Publisher::new(self.connection().clone(), name))
     }
 
     /// Returns dead letters that write to another queue of the same broker.
     pub fn dead_letters(&self, queue: impl Into<String>) -> AmqpDeadLetters {
-        AmqpDeadLetters::with(self.settings.connection.clone(), queue.into())
-            .beside(self.queue().to_owned())
+        AmqpDeadLetters::with(self.settings.connection.clone(), queue.into()).beside(
+            self.queue().to_owned(),
+            self.management_url().map(str::to_owned),
+        )
     }
 
     /// Returns the queue's name.
@@ -179,24 +221,18 @@ impl AmqpSource {
         &self.settings.queue
     }
 
-    async fn warnings(&self, max_attempts: u32) -> Vec<String> {
-        let Some(url) = &self.settings.source.management else {
-            return Vec::new();
-        };
-        match management::describe(&self.settings, url).await {
-            Ok(described) => described.warnings(self.queue(), max_attempts),
-            Err(error) => vec![format!(
-                "the management plugin did not tell the limits of the queue `{}`: {error}",
-                self.queue()
-            )],
-        }
-    }
-
     fn reader(&self) -> Reader {
         Reader {
             queue: self.queue().into(),
             routes_from_headers: self.settings.source.routes_from_headers,
+            user: self.connection().user(),
         }
+    }
+
+    /// Returns how many bytes of messages the broker has sent, as of the last second.
+    pub(crate) fn received_bytes(&self) -> u64 {
+        self.hub()
+            .map_or(0, |hub| hub.received.load(Ordering::Relaxed))
     }
 
     fn hub(&self) -> Result<Arc<Hub>, SourceError> {
@@ -238,17 +274,21 @@ impl Source for AmqpSource {
             hub: Arc::clone(&hub),
             settings: self.settings.clone(),
             reader: self.reader(),
+            publisher: self.publisher(),
+            limits: self.limits(),
+            max_attempts: self.max_attempts.load(Ordering::Relaxed),
+            is_careful: false,
         };
         let (opened, opening) = oneshot::channel();
         let left = spawn(Arc::clone(&hub), driver, opened)?;
         let open = Opening(Some(Arc::clone(&hub)));
         let opened = opening.await;
-        opened.map_err(|_| {
+        let warnings = opened.map_err(|_| {
             SourceError::new("the thread of the queue ended before it was connected")
         })??;
         info!(
             queue = self.queue(),
-            prefetch = self.settings.source.prefetch,
+            prefetch = self.settings.prefetch(),
             "the queue is open"
         );
         open.done();
@@ -256,10 +296,7 @@ impl Source for AmqpSource {
             hub,
             left: Some(left),
         });
-        for warning in self
-            .warnings(self.max_attempts.load(Ordering::Relaxed))
-            .await
-        {
+        for warning in warnings {
             warn!(queue = self.queue(), "{warning}");
         }
         Ok(())
@@ -311,9 +348,11 @@ impl Source for AmqpSource {
             Ok(Err(_)) => "the queue's thread ended before the last acks".to_owned(),
             Err(_) => "the queue's thread did not end in time".to_owned(),
         };
-        Err(SourceError::new(format!(
+        let error = SourceError::new(format!(
             "{why}; finished messages may be delivered again, and their records will answer them"
-        )))
+        ));
+        // The settings are right: the source was open.
+        Err(error.away())
     }
 }
 
@@ -321,7 +360,7 @@ impl Source for AmqpSource {
 fn spawn(
     hub: Arc<Hub>,
     driver: Driver,
-    opened: oneshot::Sender<Result<(), AmqpError>>,
+    opened: oneshot::Sender<Result<Vec<String>, AmqpError>>,
 ) -> Result<oneshot::Receiver<Result<(), AmqpError>>, SourceError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

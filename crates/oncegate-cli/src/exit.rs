@@ -106,9 +106,9 @@ impl fmt::Display for Problem {
 }
 
 /// A source that cannot be opened because of its settings or its topic has no cause; an error of
-/// the broker or the network is a cause.
+/// the broker or the network is a cause, or says that the broker is away.
 pub(crate) fn not_opened(error: &SourceError) -> Problem {
-    let exit = if error.source().is_some() {
+    let exit = if error.is_away() || error.source().is_some() {
         Exit::Unreachable
     } else {
         Exit::Configuration

@@ -30,6 +30,7 @@ struct Delivered {
     first_failed_at: Option<SystemTime>,
     defect: Option<&'static str>,
     dead_letter_of: Option<Arc<str>>,
+    is_redelivered: bool,
 }
 
 /// A header: its name and its bytes, if any. A name may occur more than once.
@@ -166,6 +167,7 @@ impl Message {
             first_failed_at: None,
             defect: None,
             dead_letter_of: None,
+            is_redelivered: false,
         };
         Self {
             delivered: Arc::new(delivered),
@@ -223,6 +225,17 @@ impl Message {
     /// [`with_dead_letter_of`](Self::with_dead_letter_of).
     pub fn dead_letter_of(&self) -> Option<&str> {
         self.delivered.dead_letter_of.as_deref()
+    }
+
+    /// The same message, marked as one that its broker may have delivered before.
+    pub fn with_redelivery(self) -> Self {
+        self.edit(|delivered| delivered.is_redelivered = true)
+    }
+
+    /// Returns `true` if its broker says that it may have delivered it before: to a process that
+    /// ended without a word, for example. Only its record knows whether it has run.
+    pub fn is_redelivered(&self) -> bool {
+        self.delivered.is_redelivered
     }
 
     /// The same message of this broker.

@@ -243,9 +243,8 @@ pub trait AckHandle: Send + Sync + fmt::Debug {
     }
 
     /// Returns the number of an order that the source keeps by itself: its deliveries with the same
-    /// number run one after another, as they were received, unless the consumer is
-    /// [`Unordered`](crate::Ordering::Unordered). The default is `None`: by the consumer's
-    /// [`Ordering`](crate::Ordering).
+    /// number run one after another, as they were received, whatever the consumer's
+    /// [`Ordering`](crate::Ordering) is. The default is `None`: by that.
     fn order(&self) -> Option<u64> {
         None
     }

@@ -138,8 +138,8 @@ pub(crate) fn of_header(value: &[u8]) -> Result<Vec<Encoding>, KeyError> {
 /// Returns whether a name of a header says that the payload is as it is. Producers of AMQP put the
 /// character set or MIME's transfer encoding into the place of the compression.
 fn is_plain(name: &str) -> bool {
-    const PLAIN: [&str; 7] = [
-        "identity", "utf-8", "utf8", "us-ascii", "7bit", "8bit", "binary",
+    const PLAIN: [&str; 8] = [
+        "identity", "utf-8", "utf8", "us-ascii", "7bit", "8bit", "binary", "ascii",
     ];
     PLAIN.iter().any(|plain| plain.eq_ignore_ascii_case(name))
 }

@@ -2,16 +2,21 @@
 //! their handlers.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
+use oncegate::dead_letters::millis_since_1970;
 use oncegate_testkit::{Ledger, QueueKind, RabbitMqServer, RabbitQueue, Redis, Workers, unique};
 use serde_json::json;
 
+/// One in so many orders is not due for this time, if no order is kept.
+const ORDERS_A_WAIT: usize = 20;
+const WAITS: Duration = Duration::from_secs(30);
 /// How many orders are handled between two faults, on average.
 const ORDERS_A_FAULT: usize = 100;
 const WORKERS: usize = 3;
-/// The number of workers that are killed: `ONCEGATE_RABBITMQ_KILLS`. The broker is killed once, and
-/// a worker stopped once, for so many of them.
+/// The number of workers that are killed: `ONCEGATE_RABBITMQ_KILLS`. As many connections are cut.
+/// The broker is killed once, and a worker stopped once, for so many of them.
 const DEFAULT_KILLS: usize = 5;
 const KILLS_A_BROKER: usize = 5;
 const KILLS_A_STOP: usize = 10;
@@ -19,6 +24,8 @@ const KILLS_A_STOP: usize = 10;
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     Kill,
+    /// An operator closes the connection of a worker.
+    Cut,
     BrokerKill,
     /// A worker is stopped until the broker and the store have given its messages to others.
     Stop,
@@ -28,6 +35,7 @@ fn faults(rng: &mut Rng) -> Vec<Fault> {
     let kills = std::env::var("ONCEGATE_RABBITMQ_KILLS")
         .map_or(DEFAULT_KILLS, |number| number.parse().unwrap());
     let mut faults = vec![Fault::Kill; kills];
+    faults.resize(2 * kills, Fault::Cut);
     faults.resize(faults.len() + kills / KILLS_A_BROKER, Fault::BrokerKill);
     faults.resize(faults.len() + (kills / KILLS_A_STOP).max(1), Fault::Stop);
     rng.shuffle(&mut faults);
@@ -41,21 +49,25 @@ enum Order {
     Kept,
 }
 
-async fn nothing_is_lost(kind: QueueKind, order: Order) {
+async fn nothing_is_lost(kind: QueueKind, kept: Order) {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);
-    let mut server = RabbitMqServer::start().await;
+    // What waits is held for longer than the broker allows.
+    let mut server = RabbitMqServer::start_with("consumer_timeout = 4000").await;
     let redis = Redis::shared().await;
-    let arguments = [("x-single-active-consumer", json!(order == Order::Kept))];
+    let arguments = [("x-single-active-consumer", json!(kept == Order::Kept))];
     let queue = server.new_queue_with("fire", kind, &arguments).await;
     server.write_down().await;
     let faults = faults(&mut rng);
     // Some time after the last fault, while there is still enough left to do.
     let orders = ORDERS_A_FAULT * (faults.len() + 2);
+    let due_ms = millis_since_1970(SystemTime::now() + WAITS);
     let body = |n: usize| {
         let order = if n < orders { n } else { rng.usize(..orders) };
-        format!(r#"{{"order":"{order}","n":{n}}}"#)
+        let waits = order % ORDERS_A_WAIT == 0 && kept == Order::None;
+        let how = if waits { "later" } else { "usual" };
+        format!(r#"{{"order":"{order}","n":{n},"how":"{how}","due_ms":{due_ms}}}"#)
     };
     let messages = orders * 3 / 2;
     queue
@@ -64,7 +76,7 @@ async fn nothing_is_lost(kind: QueueKind, order: Order) {
 
     let folder = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(folder.path().join("ledger"));
-    let mut workers = workers(&server, &redis, &queue, &ledger, order);
+    let mut workers = workers(&server, &redis, &queue, &ledger, kept);
     for _ in 0..WORKERS {
         workers.start();
     }
@@ -78,6 +90,10 @@ async fn nothing_is_lost(kind: QueueKind, order: Order) {
             .await;
         match fault {
             Fault::Kill => workers.replace_one(&mut rng),
+            Fault::Cut => {
+                let consuming = format!("oncegate consumes {}", queue.name());
+                server.close_connection(&consuming).await;
+            }
             Fault::BrokerKill => {
                 server.kill();
                 server.start_again().await;
@@ -104,7 +120,7 @@ async fn nothing_is_lost(kind: QueueKind, order: Order) {
         .await;
     let run = format!("seed {seed}, {faults:?}");
     let explained = workers.explained(&ledger, (0..orders).map(|order| order.to_string()), &run);
-    if order == Order::Kept {
+    if kept == Order::Kept {
         let first = first_effects(&ledger);
         assert!(first.is_sorted(), "{run}: {first:?}");
     }

@@ -1,7 +1,7 @@
 //! A broker that is killed and comes back.
 
 use oncegate::{Attempt, Failure, Handler, Message};
-use oncegate_testkit::{QueueKind, RabbitMqServer};
+use oncegate_testkit::{QueueKind, RabbitMqServer, RabbitRelease};
 
 use crate::stage::{Clerk, Stage, body, fails};
 
@@ -102,6 +102,23 @@ async fn an_alarm_of_the_broker_holds_up_dead_letters_and_no_acks() {
     let server = RabbitMqServer::start().await;
     acks_continue(&server).await;
     dead_letters_wait(&server).await;
+}
+
+/// A backlog may be what the broker is short of memory for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_starts_during_an_alarm_and_empties_the_queue() {
+    for release in RabbitRelease::ALL {
+        let server = RabbitMqServer::start_release(release, "").await;
+        let stage = Stage::on(&server, QueueKind::Quorum).await;
+        stage.send([1, 2]).await;
+        server.raise_memory_alarm().await;
+        let clerk = Clerk::new();
+        let running = stage.start(clerk.clone()).await;
+        running.watched.until("acks", 2).await;
+        server.clear_memory_alarm().await;
+        running.stop().await;
+        clerk.book.charged_once(2);
+    }
 }
 
 async fn acks_continue(server: &RabbitMqServer) {

@@ -157,7 +157,7 @@ async fn limits_of_the_queue_are_compared() {
     for word in [
         stage.queue.name(),
         "`delivery-limit`",
-        "is 3, below `max_attempts` (5)",
+        "is 3 (`max_attempts` is 5)",
         "`dlx`",
     ] {
         assert!(warnings[0].contains(word), "no `{word}` in: {warnings:?}");

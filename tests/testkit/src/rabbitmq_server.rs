@@ -26,11 +26,41 @@ const DEBIAN: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
 /// How much memory a server may use, in bytes: more than it needs.
 const MEMORY_LIMIT: u64 = 512 << 20;
 
-/// Names another `rabbitmq-server` to start.
+/// Names another `rabbitmq-server` to start than the system's.
 const PROGRAM_VARIABLE: &str = "ONCEGATE_RABBITMQ";
+
+/// Names a `rabbitmq-server`, 4.3 or newer, to use instead of the fetched one.
+const NEWER_VARIABLE: &str = "ONCEGATE_RABBITMQ_NEWER";
+
+/// The fetched one, under `target/test-servers`; the release of Debian is the one of
+/// `scripts/fetch-servers`.
+const NEWER: &str = "rabbitmq-forky/rabbitmq-server";
 
 /// What nodes of one cluster have in common, in the folder that each has as its home.
 const COOKIE: &str = ".erlang.cookie";
+
+/// The releases of RabbitMQ that are tested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RabbitRelease {
+    /// The system's: 3.10 on Debian 12. Quorum queues count each return, and have no limit by
+    /// default.
+    System,
+    /// 4.3. Quorum queues count failures alone, and drop a message at the 21st.
+    Newer,
+}
+
+impl RabbitRelease {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::System, Self::Newer];
+
+    fn program(self) -> PathBuf {
+        let (variable, default) = match self {
+            Self::System => (PROGRAM_VARIABLE, DEBIAN.into()),
+            Self::Newer => (NEWER_VARIABLE, place::test_servers().join(NEWER)),
+        };
+        std::env::var_os(variable).map_or(default, PathBuf::from)
+    }
+}
 
 /// A RabbitMQ for one test; it stops when this value is dropped.
 ///
@@ -38,6 +68,7 @@ const COOKIE: &str = ".erlang.cookie";
 #[derive(Debug)]
 pub struct RabbitMqServer {
     server: RabbitMq,
+    release: RabbitRelease,
     settings: String,
     process: Option<Process>,
     // After the server: fields are dropped in this order. A node that has joined another one uses
@@ -102,7 +133,7 @@ impl RabbitMqServer {
     /// Whether its program is there.
     #[must_use]
     pub fn is_installed() -> bool {
-        Self::program().is_file()
+        RabbitRelease::System.program().is_file()
     }
 
     /// Starts a server on free ports and waits until it answers.
@@ -118,12 +149,20 @@ impl RabbitMqServer {
     /// # Panics
     /// As [`RabbitMqServer::start`].
     pub async fn start_with(lines: &str) -> Self {
+        Self::start_release(RabbitRelease::System, lines).await
+    }
+
+    /// Like [`RabbitMqServer::start_with`], of this release.
+    ///
+    /// # Panics
+    /// As [`RabbitMqServer::start`].
+    pub async fn start_release(release: RabbitRelease, lines: &str) -> Self {
         let port = Port::reserve();
         let dir = place::server_dir("rabbitmq");
         let mut mapper = process::bound_to_parent(MAPPER, "KILL");
         mapper.args(["-address", "127.0.0.1", "-port", &port.number().to_string()]);
         let mapper = Process::spawn_logged("epmd", mapper, &dir.path().join("epmd.log"));
-        let mut started = Self::place(dir, lines, Arc::new(port), Some(mapper));
+        let mut started = Self::place(release, dir, lines, Arc::new(port), Some(mapper));
         started.start_again().await;
         started
     }
@@ -137,7 +176,13 @@ impl RabbitMqServer {
         let dir = place::server_dir("rabbitmq");
         fs::copy(self.dir.path().join(COOKIE), dir.path().join(COOKIE))
             .expect("this node has a cookie");
-        let mut joined = Self::place(dir, &self.settings, Arc::clone(&self.ports.mapper), None);
+        let mut joined = Self::place(
+            self.release,
+            dir,
+            &self.settings,
+            Arc::clone(&self.ports.mapper),
+            None,
+        );
         // A node without data joins those that it finds there.
         joined.settings += &format!(
             "\ncluster_formation.peer_discovery_backend = classic_config\n\
@@ -150,7 +195,13 @@ impl RabbitMqServer {
         joined
     }
 
-    fn place(dir: TempDir, lines: &str, mapper_port: Arc<Port>, mapper: Option<Process>) -> Self {
+    fn place(
+        release: RabbitRelease,
+        dir: TempDir,
+        lines: &str,
+        mapper_port: Arc<Port>,
+        mapper: Option<Process>,
+    ) -> Self {
         let ports = Ports {
             amqp: Port::reserve(),
             management: Port::reserve(),
@@ -168,6 +219,7 @@ impl RabbitMqServer {
         };
         Self {
             server,
+            release,
             settings: lines.to_owned(),
             process: None,
             _mapper: mapper,
@@ -299,10 +351,6 @@ impl RabbitMqServer {
         );
     }
 
-    fn program() -> PathBuf {
-        std::env::var_os(PROGRAM_VARIABLE).map_or_else(|| DEBIAN.into(), PathBuf::from)
-    }
-
     fn node(&self) -> String {
         format!("oncegate-{}@localhost", self.ports.amqp.number())
     }
@@ -331,7 +379,7 @@ impl RabbitMqServer {
 
     fn command(&self) -> Command {
         let path = |name: &str| self.dir.path().join(name);
-        let mut command = process::bound_to_parent(Self::program(), "KILL");
+        let mut command = process::bound_to_parent(self.release.program(), "KILL");
         self.environment(&mut command);
         command
             .env("RABBITMQ_DIST_PORT", self.ports.nodes.number.to_string())

@@ -416,6 +416,14 @@ impl Loaded {
             source.is_some_and(|source| source.into_source().retry_queue().is_some());
         let mut findings = consumer.gate.check();
         findings.extend(consumer.runtime.check());
+        let settings = consumer
+            .source
+            .as_ref()
+            .and_then(|source| source.settings().ok());
+        let wrong = settings
+            .and_then(|settings| settings.findings_of_order(consumer.runtime.ordering))
+            .map(|Finding { what, .. }| Finding::new("ordering", what));
+        findings.extend(wrong);
         // What is wrong with the format is reported already.
         if let Ok(Some(key)) = build::key(consumer) {
             findings.extend(key_findings(name, &key, consumer));

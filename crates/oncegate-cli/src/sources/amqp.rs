@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate::admin::dead_letter_reader::DeadLetterReader;
-use oncegate::amqp::{AmqpDeadLetterReader, AmqpLogin, AmqpSettings, AmqpSource, QueuePlan};
-use oncegate::core::settings::TlsFiles;
+use oncegate::amqp::{
+    AmqpDeadLetterReader, AmqpDeadLetters, AmqpLogin, AmqpSettings, AmqpSource, QueuePlan,
+};
+use oncegate::core::settings::{Finding, TlsFiles};
 use oncegate::dead_letters;
 use oncegate::source::{Source, SourceError, Terms};
+use oncegate::{ConsumerSettings, Ordering};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -34,8 +37,6 @@ pub(super) const CHATTY: ChattyLibrary = ChattyLibrary {
     target: "lapin",
     never: &["lapin::returned_messages=off"],
 };
-/// The delivery limit that is none.
-const NO_LIMIT: i32 = -1;
 
 /// What `init` has to know of RabbitMQ.
 #[derive(Debug, clap::Args)]
@@ -114,7 +115,7 @@ impl AmqpFlags {
             ..settings
         };
         let source = settings.configured().map_err(Problem::configuration)?;
-        let source = source.prefetch(most).in_order().routes_from_headers();
+        let source = source.prefetch(most).looking().routes_from_headers();
         Ok(Some(Box::new(source)))
     }
 }
@@ -204,6 +205,10 @@ impl SourceSettings for Amqp {
         findings
     }
 
+    fn findings_of_order(&self, ordering: Ordering) -> Option<Finding> {
+        self.settings.check_ordering(ordering)
+    }
+
     fn refuse_letters(&self, letters: &DeadLetters) -> Option<(&'static str, String)> {
         if letters.file.is_some() {
             return letters.refused_for(TABLE);
@@ -288,8 +293,7 @@ impl ConfiguredSource for AmqpSource {
 
     fn letter_queue(&self, to: &DeadLetters) -> Option<Box<dyn LetterQueue>> {
         let queue = to.amqp.clone()?;
-        let letters = Box::new(Self::dead_letters(self, queue.clone()));
-        Some(Box::new(ExaminedLetters { queue, letters }))
+        Some(Box::new(Self::dead_letters(self, queue)))
     }
 
     fn into_source(self: Box<Self>) -> Arc<dyn Source> {
@@ -297,26 +301,14 @@ impl ConfiguredSource for AmqpSource {
     }
 }
 
-/// A queue of dead letters that `doctor` examines.
-struct ExaminedLetters {
-    queue: String,
-    letters: Box<dyn dead_letters::DeadLetters>,
-}
-
 #[async_trait]
-impl LetterQueue for ExaminedLetters {
+impl LetterQueue for AmqpDeadLetters {
     fn name(&self) -> &str {
-        &self.queue
+        self.queue()
     }
 
     async fn examine(&self) -> Result<Vec<String>, SourceError> {
-        match self.letters.open().await {
-            Ok(()) => Ok(Vec::new()),
-            Err(error) => Err(match error.downcast::<SourceError>() {
-                Ok(error) => *error,
-                Err(error) => SourceError::new(error.to_string()),
-            }),
-        }
+        self.check_queue().await
     }
 }
 
@@ -359,6 +351,14 @@ impl Topology for Queues {
             .filter(|(_, is_there)| *is_there)
         {
             queue.state = State::Exists;
+            let has_letters = queue.role == Role::DeadLetters;
+            let attempts = ConsumerSettings::DEFAULT.max_attempts;
+            let warnings = self
+                .source
+                .queue_warnings(&queue.topic, has_letters, attempts)
+                .await
+                .map_err(|error| not_opened(&error))?;
+            queue.warn(&warnings);
         }
         Ok(())
     }
@@ -366,12 +366,6 @@ impl Topology for Queues {
     async fn create(&mut self, _: &Wanted, _: &[String]) -> Result<(), Problem> {
         for queue in self.named.iter_mut().filter(|queue| queue.is_missing()) {
             let plan = QueuePlan::new(&queue.topic);
-            // Each look at dead letters returns them.
-            let plan = if queue.role == Role::DeadLetters {
-                plan.delivery_limit(NO_LIMIT)
-            } else {
-                plan
-            };
             match self.source.create_queue(&plan).await {
                 Ok(()) => queue.state = State::Created,
                 Err(error) if error.is_away() => return Err(not_opened(&error)),

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use clap::ValueEnum;
+use oncegate::Ordering;
 use oncegate::admin::dead_letter_reader::DeadLetterReader;
 use oncegate::core::settings::Finding;
 use oncegate::dead_letters;
@@ -331,6 +332,11 @@ pub(crate) trait SourceSettings {
     /// Returns where they do not fit to the times of their consumer.
     fn findings_beside(&self, _lease: Duration, _max_run: Duration) -> Vec<SourceFinding<'_>> {
         Vec::new()
+    }
+
+    /// Returns where they do not fit to the ordering of their consumer.
+    fn findings_of_order(&self, _: Ordering) -> Option<Finding> {
+        None
     }
 
     /// Returns why its messages cannot have these dead letters, with the setting that is wrong;

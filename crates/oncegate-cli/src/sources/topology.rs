@@ -109,6 +109,11 @@ impl NamedTopic {
         self.state == State::Missing
     }
 
+    /// Notes what is dangerous about one that exists.
+    pub(crate) fn warn(&mut self, warnings: &[String]) {
+        self.reason = (!warnings.is_empty()).then(|| warnings.join("\n"));
+    }
+
     /// Notes that the broker refuses to create it, and why.
     pub(crate) fn refuse(&mut self, reason: &Problem) {
         self.state = State::Refused;
@@ -140,8 +145,14 @@ impl NamedTopic {
         let topic = plain(&self.topic);
         match (self.is_missing(), self.kind) {
             (true, _) => format!("{topic}: to create, {} ({})", self.size(), self.purpose()),
-            // The broker does not say what an existing queue is.
-            (false, Kind::Queue) => format!("{topic}: exists ({})", self.purpose()),
+            // Most brokers do not say what an existing queue is.
+            (false, Kind::Queue) => {
+                let warnings = self.reason.iter().flat_map(|reason| reason.lines());
+                let warnings: String = warnings
+                    .map(|warning| format!("\n  warning: {}", plain(warning)))
+                    .collect();
+                format!("{topic}: exists ({}){warnings}", self.purpose())
+            }
             (false, Kind::Topic) => {
                 format!("{topic}: exists, {} ({})", self.size(), self.purpose())
             }

@@ -113,7 +113,11 @@ fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Box<It
         Err(error) => (Err(error), None),
     };
     let key = identity.as_ref().ok().map(|identity| &identity.key);
-    let entry = key.and_then(|key| Some(route.transactional.as_ref()?.session.receive(key)));
+    let is_redelivered = delivery.message.is_redelivered();
+    let entry = key.and_then(|key| {
+        let transactional = route.transactional.as_ref()?;
+        Some(transactional.session.receive(key, is_redelivered))
+    });
     let bytes = delivery.message.size_bytes();
     shared.in_flight.receive(bytes);
     Box::new(Item {

@@ -163,10 +163,11 @@ impl Item {
             (ordering, _) => ordering,
         };
         let order = match (ordering, message.key()) {
-            (Ordering::Unordered, _) => None,
+            // A source that was asked for an order keeps it.
             _ if let Some(number) = self.delivery.ack_handle.order() => {
                 Some(lane("source", &number))
             }
+            (Ordering::Unordered, _) => None,
             (Ordering::Partition, _) => Some(lane("partition", &message.origin().partition())),
             (Ordering::Key, Some(key)) => Some(lane("key", &(message.origin().partition(), key))),
             (Ordering::Key, None) => None,

@@ -22,8 +22,9 @@ const MOST_DIGESTS: usize = 4_096;
 /// The longest time between two beats of a session that starts messages.
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A session that has not beaten for this long may have ended without a word. Brokers deliver its
-/// messages to another process later than that.
+/// A session that has not beaten for this long may have ended without a word. A broker that
+/// delivers its messages to another process earlier says that they are
+/// [redelivered](crate::Message::is_redelivered): such a message is suspect by itself.
 const SILENCE: Duration = Duration::from_secs(3);
 
 /// The session of a route whose handler is transactional.
@@ -63,6 +64,8 @@ pub(super) struct SessionEntry {
     session: Arc<Session>,
     number: u64,
     digest: i64,
+    /// A process that has ended may have had it, and may not yet count as silent.
+    is_redelivered: bool,
 }
 
 impl Session {
@@ -79,8 +82,9 @@ impl Session {
         })
     }
 
-    /// Notes a message that was received.
-    pub(super) fn receive(self: &Arc<Self>, key: &StoreKey) -> SessionEntry {
+    /// Notes a message that was received; `is_redelivered` if its broker may have delivered it
+    /// before.
+    pub(super) fn receive(self: &Arc<Self>, key: &StoreKey, is_redelivered: bool) -> SessionEntry {
         let [a, b, c, d, e, f, g, h, ..] = *key.digest().as_bytes();
         let digest = i64::from_be_bytes([a, b, c, d, e, f, g, h]);
         let mut received = self.lock();
@@ -90,6 +94,7 @@ impl Session {
             session: Arc::clone(self),
             number,
             digest,
+            is_redelivered,
         }
     }
 
@@ -192,8 +197,9 @@ impl UnitListing {
 }
 
 impl SessionEntry {
-    /// Waits until the message is on a list that others can read. Returns whether its key is on the
-    /// list of a session that may have ended without a word.
+    /// Waits until the message is on a list that others can read. Returns whether another process
+    /// may have died with it: its broker has delivered it before, or its key is on the list of a
+    /// session that may have ended without a word.
     ///
     /// # Errors
     /// The database did not answer: do not start the message.
@@ -220,7 +226,7 @@ impl SessionEntry {
     fn listed(&self) -> Option<bool> {
         let received = self.session.lock();
         let is_listed = self.number <= received.listed && is_fresh(received.beaten_at);
-        is_listed.then(|| received.suspects.contains(&self.digest))
+        is_listed.then(|| self.is_redelivered || received.suspects.contains(&self.digest))
     }
 }
 
@@ -330,7 +336,7 @@ mod tests {
     async fn nothing_starts_before_it_is_listed_and_a_backlog_is_one_list() {
         let (session, written) = session();
         let backlog: Vec<_> = (1..=100)
-            .map(|number| session.receive(&key(number)))
+            .map(|number| session.receive(&key(number), false))
             .collect();
         assert_eq!(
             written.sizes(),
@@ -348,12 +354,12 @@ mod tests {
             assert!(!entry.list().await.unwrap());
         }
         assert_eq!(written.sizes(), [100]);
-        let next = session.receive(&key(101));
+        let next = session.receive(&key(101), false);
         assert!(!next.list().await.unwrap());
         assert_eq!(written.sizes(), [100, 1]);
         // A list goes when its last message is finished, with the next one that is written.
         drop(backlog);
-        assert!(!session.receive(&key(102)).list().await.unwrap());
+        assert!(!session.receive(&key(102), false).list().await.unwrap());
         assert_eq!(written.sizes(), [1, 1]);
         session.end().await;
         assert_eq!(written.sizes(), [0; 0]);
@@ -364,7 +370,7 @@ mod tests {
     async fn a_unit_asks_a_database_that_is_away_once() {
         let (session, written) = session();
         let unit: Vec<_> = (1..=20)
-            .map(|number| session.receive(&key(number)))
+            .map(|number| session.receive(&key(number), false))
             .collect();
         written
             .is_away
@@ -387,9 +393,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn messages_that_finish_without_a_start_are_on_no_list() {
         let (session, written) = session();
-        let first = session.receive(&key(1));
-        let second = session.receive(&key(2));
-        let third = session.receive(&key(3));
+        let first = session.receive(&key(1), false);
+        let second = session.receive(&key(2), false);
+        let third = session.receive(&key(3), false);
         drop((first, second));
         assert!(!third.list().await.unwrap());
         assert_eq!(
@@ -403,7 +409,7 @@ mod tests {
             [digest(3)]
         );
         for number in 4..=250 {
-            drop(session.receive(&key(number)));
+            drop(session.receive(&key(number), false));
         }
         assert!(
             session.lock().unlisted.is_empty(),
@@ -423,8 +429,8 @@ mod tests {
     async fn keys_of_a_silent_session_are_suspect_and_suspects_are_reread() {
         let (session, written) = session();
         *written.suspects.lock() = vec![digest(7)];
-        let seven = session.receive(&key(7));
-        let eight = session.receive(&key(8));
+        let seven = session.receive(&key(7), false);
+        let eight = session.receive(&key(8), false);
         assert!(seven.list().await.unwrap() && !eight.list().await.unwrap());
         // A process that started a moment ago may follow one that has just ended.
         assert_eq!(*written.silent_for.lock(), [Duration::ZERO]);
@@ -432,5 +438,15 @@ mod tests {
         *written.suspects.lock() = vec![digest(8)];
         assert!(!seven.list().await.unwrap() && eight.list().await.unwrap());
         assert_eq!(*written.silent_for.lock(), [Duration::ZERO, SILENCE]);
+    }
+
+    // invariant: transactional-poison
+    #[tokio::test(start_paused = true)]
+    async fn what_its_broker_has_delivered_before_is_suspect_at_once() {
+        let (session, written) = session();
+        tokio::time::advance(SILENCE * 2).await;
+        let again = session.receive(&key(7), true);
+        assert!(again.list().await.unwrap(), "no session counts as silent");
+        assert_eq!(written.sizes(), [1], "it is listed before it starts");
     }
 }

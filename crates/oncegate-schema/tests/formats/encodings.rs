@@ -60,11 +60,16 @@ fn by_header(name: &str, payload: &[u8]) -> Result<StoreKey, KeyError> {
 fn a_header_may_name_the_encodings() {
     let plain = by_header("identity", ORDER);
     assert!(plain.is_ok());
+    // Celery and Spring name the character set, or the transfer.
+    for name in ["utf-8", "UTF-8", "us-ascii", "binary", "8bit"] {
+        assert_eq!(by_header(name, ORDER), plain, "{name}");
+    }
     assert_eq!(by_header("gzip", &gzip(ORDER)), plain);
     assert_eq!(by_header("ZSTD", &zstd(ORDER)), plain);
     assert_eq!(by_header("gzip, zstd", &zstd(&gzip(ORDER))), plain);
     for (name, payload) in [
         ("br", ORDER),
+        ("iso-8859-1", ORDER),
         ("gzip", ORDER),
         ("zstd", ORDER),
         ("base64", b"{"),

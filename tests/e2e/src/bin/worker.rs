@@ -2,10 +2,11 @@
 //! and writes each charge into a ledger. It ends at a SIGTERM, and at once at a second one.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use oncegate::amqp::AmqpSource;
 use oncegate::core::store::Store;
+use oncegate::dead_letters::millis_since_1970;
 use oncegate::kafka::{KafkaDeadLetters, KafkaSource};
 use oncegate::redis::RedisStore;
 use oncegate::source::Source;
@@ -22,6 +23,8 @@ const AFTER_THE_EFFECT: Duration = Duration::from_millis(2);
 /// for a second.
 const LEASE: Duration = Duration::from_secs(2);
 const SLOW: Duration = Duration::from_millis(300);
+/// When a payment that is not due wants to be asked again.
+const ASKED_AGAIN: Duration = Duration::from_secs(7);
 /// So long that a test which waits for it has failed.
 const STOP_DEADLINE: Duration = Duration::from_secs(600);
 /// A crash costs an attempt.
@@ -36,6 +39,9 @@ struct Payment {
     order: String,
     #[serde(default)]
     how: How,
+    /// In milliseconds since 1970: a payment of `later` is not charged before.
+    #[serde(default)]
+    due_ms: u64,
 }
 
 /// How a payment is charged. Those that are not usual write the beginning of each run into the
@@ -51,6 +57,8 @@ enum How {
     Hold,
     /// Each attempt ends the process.
     Abort,
+    /// It wants to be asked again until it is due.
+    Later,
 }
 
 impl Handler for Charge {
@@ -58,7 +66,7 @@ impl Handler for Charge {
 
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
         let payment: Payment = message.json()?;
-        if !matches!(payment.how, How::Usual) {
+        if !matches!(payment.how, How::Usual | How::Later) {
             self.ledger
                 .append(&format!("start {} {}", payment.order, attempt.number()));
         }
@@ -68,6 +76,10 @@ impl Handler for Charge {
             How::Hold if attempt.number() == 1 => std::future::pending().await,
             How::Hold => {}
             How::Abort => std::process::abort(),
+            How::Later if millis_since_1970(SystemTime::now()) < payment.due_ms => {
+                return Err(Failure::later(ASKED_AGAIN, "it is not due"));
+            }
+            How::Later => {}
         }
         self.ledger.append(&payment.order);
         tokio::time::sleep(AFTER_THE_EFFECT).await;
