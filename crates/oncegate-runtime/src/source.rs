@@ -1,7 +1,6 @@
 //! The trait that every broker implements.
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -235,8 +234,10 @@ pub trait AckHandle: Send + Sync + fmt::Debug {
     /// Returns whether the delivery still is this consumer's, as far as the source knows. It must
     /// return at once, from memory.
     ///
-    /// The consumer asks about once a second for each message that waits, and drops those that are
-    /// not: a message that is delivered again would wait behind them. The default is `true`:
+    /// The consumer asks right before a handler begins. A handler that has begun is not stopped when
+    /// its delivery is lost: it ends under its lease, and its result is recorded. The consumer also
+    /// asks about once a second for each message that waits, and drops those that are not: a message
+    /// that is delivered again would wait behind them. The default is `true`:
     /// [`start`](Self::start) finds out.
     fn is_ours(&self) -> bool {
         true
@@ -264,12 +265,6 @@ pub trait AckHandle: Send + Sync + fmt::Debug {
     fn nack_after(&self, delay: Duration) -> bool {
         _ = delay;
         false
-    }
-
-    /// Resolves when the broker takes the delivery away while its handler runs; the handler is then
-    /// cancelled. The default is `None`, for a broker that does not do that.
-    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
-        None
     }
 }
 

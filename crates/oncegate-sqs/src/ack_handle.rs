@@ -1,10 +1,7 @@
 //! The handle that acknowledges one message of a queue.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
-
-use tokio_util::sync::CancellationToken;
 
 use super::held::MessageId;
 use super::hub::{Fetched, Hub};
@@ -21,7 +18,6 @@ struct SqsTicket {
     hub: Arc<Hub>,
     id: MessageId,
     delivery: u64,
-    lost: CancellationToken,
     /// `true` if its retries wait here, because otherwise the order of its group would break, or
     /// the redrive policy would move the message.
     stays: bool,
@@ -40,7 +36,6 @@ pub(crate) fn delivery(hub: &Arc<Hub>, fetched: Fetched) -> Delivery {
             hub: Arc::clone(hub),
             id,
             delivery: admitted.delivery,
-            lost: admitted.lost,
             stays,
         }),
     }
@@ -67,10 +62,6 @@ impl AckHandle for SqsTicket {
         }
         self.hub.give_back(&self.id, self.delivery, delay);
         true
-    }
-
-    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
-        Some(Box::pin(self.lost.cancelled()))
     }
 }
 

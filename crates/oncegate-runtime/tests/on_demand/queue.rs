@@ -1,7 +1,6 @@
 //! A queue in memory, as a source that gives messages on demand and takes them back.
 
 use std::collections::BTreeMap;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -188,8 +187,8 @@ impl AckHandle for Receipt {
         true
     }
 
-    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
-        Some(Box::pin(self.lost.cancelled()))
+    fn is_ours(&self) -> bool {
+        !self.lost.is_cancelled()
     }
 }
 

@@ -1,7 +1,6 @@
 //! A source of given messages, which remembers what was acknowledged, and dead letters in memory.
 
 use std::collections::VecDeque;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -187,17 +186,6 @@ impl AckHandle for Receipt {
     }
 
     fn stop(&self) {}
-
-    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
-        let mut taken_away = self.list.taken_away.subscribe();
-        let offset = self.offset;
-        Some(Box::pin(async move {
-            taken_away
-                .wait_for(|taken_away| taken_away.contains(&offset))
-                .await
-                .expect("the list lives");
-        }))
-    }
 }
 
 /// Dead letters in memory: the cause and the reason of each.

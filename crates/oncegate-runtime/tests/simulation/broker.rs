@@ -3,7 +3,6 @@
 //! takes messages back.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -448,8 +447,8 @@ impl AckHandle for Handle {
         goes
     }
 
-    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
-        Some(Box::pin(self.hold.lost.cancelled()))
+    fn is_ours(&self) -> bool {
+        !self.hold.lost.is_cancelled()
     }
 }
 

@@ -2,8 +2,7 @@
 //! traits alone.
 
 use std::fmt;
-use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
@@ -272,10 +271,6 @@ impl AckHandle for RecordedAckHandle {
 
     fn nack_after(&self, delay: Duration) -> bool {
         self.inner.nack_after(delay)
-    }
-
-    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
-        self.inner.lost()
     }
 }
 

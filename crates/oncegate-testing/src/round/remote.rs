@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -316,10 +315,6 @@ impl AckHandle for RemoteHandle {
 
     fn nack_after(&self, delay: Duration) -> bool {
         self.inner.nack_after(delay)
-    }
-
-    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
-        self.inner.lost()
     }
 }
 
