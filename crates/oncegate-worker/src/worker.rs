@@ -85,7 +85,9 @@ impl Worker {
         let most = limits.result_max_bytes;
         let mut foreman = None;
         let called = match kind {
-            WorkerKind::Http(settings) => Called::Http(Caller::new(&settings, limits.lease, most)?),
+            WorkerKind::Http(settings) => {
+                Called::Http(Caller::new(&settings, limits.lease, most, &report)?)
+            }
             WorkerKind::Exec { program, workers } => {
                 let program = limits.runnable(program);
                 let (crew, started) =

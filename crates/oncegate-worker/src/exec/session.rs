@@ -10,13 +10,22 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::protocol::call::{Call, Order};
-use crate::protocol::lines::{
-    Answer, BatchLine, HandleLine, LINE_MAX_BYTES, Line, Outgoing, shown,
-};
+use crate::protocol::lines::{BatchLine, HandleLine, Outgoing};
 use crate::protocol::reply::Reply;
+use crate::protocol::said::{Answer, LINE_MAX_BYTES, shown};
+use crate::protocol::values::{Finder, Written};
 
 /// The time without a first answer after which a log line describes the expected answer.
 pub(super) const REMINDER: Duration = Duration::from_secs(5);
+
+/// The time after a wrong answer within which a right one shows that it was none, but a line that
+/// looks like one.
+const STRAY_GRACE: Duration = Duration::from_secs(2);
+/// The most wrong answers that are remembered.
+const STRAYS_MOST: usize = 64;
+/// The ids of a process begin at a random number of twelve digits, so that nothing that a worker
+/// writes for other reasons has the id of a message by chance.
+const FIRST_ID: std::ops::Range<u64> = 100_000_000_000..900_000_000_000;
 
 /// The messages of one line, on their way to a worker.
 pub(super) struct Job {
@@ -34,7 +43,11 @@ pub(super) struct Session {
     /// The time for which the process may leave a message unanswered after its `cancel`.
     grace: Duration,
     tell: mpsc::Sender<Outgoing>,
-    pub(super) said: mpsc::Receiver<Line>,
+    /// The parts of its output.
+    pub(super) said: mpsc::Receiver<Vec<u8>>,
+    finder: Finder,
+    /// The findings in its output that were not dealt with.
+    pub(super) written: VecDeque<Written>,
     in_flight: HashMap<String, InFlight>,
     /// The number of messages of each line that are in flight.
     lines: HashMap<u64, usize>,
@@ -42,13 +55,26 @@ pub(super) struct Session {
     pub(super) withdrawn: JoinSet<Vec<String>>,
     /// Cancelled messages, in the order in which their grace ends.
     cancelled: VecDeque<(Instant, String)>,
+    first_id: u64,
     next_id: u64,
+    /// Wrong answers that may have been none, in their order.
+    strays: VecDeque<Stray>,
     /// The time at which the reminder about the first answer is logged.
     remind_at: Option<Instant>,
     has_answered: bool,
-    unknown_ids: u64,
+    repeated: u64,
+    flawed: u64,
     /// The number of lines that had nothing to do with the protocol.
     ignored: u64,
+}
+
+/// A wrong answer. It is a mistake of the worker once its grace is over and no right answer has
+/// come in its place.
+pub(super) struct Stray {
+    at: Instant,
+    /// The message that it means to answer, if it names one.
+    pub(super) id: Option<String>,
+    pub(super) why: String,
 }
 
 /// A message in flight at the process: until it is answered, cancelled or not.
@@ -61,7 +87,10 @@ struct InFlight {
 }
 
 /// Messages whose process is stopping or has ended.
-pub(super) struct Unanswered(HashMap<String, InFlight>);
+pub(super) struct Unanswered {
+    messages: HashMap<String, InFlight>,
+    strays: VecDeque<Stray>,
+}
 
 impl Session {
     pub(super) fn new(
@@ -69,22 +98,28 @@ impl Session {
         lease: Duration,
         grace: Duration,
         tell: mpsc::Sender<Outgoing>,
-        said: mpsc::Receiver<Line>,
+        said: mpsc::Receiver<Vec<u8>>,
     ) -> Self {
+        let first_id = fastrand::u64(FIRST_ID);
         Self {
             number,
             lease,
             grace,
             tell,
             said,
+            finder: Finder::default(),
+            written: VecDeque::new(),
             in_flight: HashMap::new(),
             lines: HashMap::new(),
             withdrawn: JoinSet::new(),
             cancelled: VecDeque::new(),
-            next_id: 0,
+            first_id,
+            next_id: first_id,
+            strays: VecDeque::new(),
             remind_at: None,
             has_answered: false,
-            unknown_ids: 0,
+            repeated: 0,
+            flawed: 0,
             ignored: 0,
         }
     }
@@ -92,6 +127,17 @@ impl Session {
     /// The number of lines, messages or batches, with messages in flight.
     pub(super) fn in_flight(&self) -> usize {
         self.lines.len()
+    }
+
+    /// Takes a part of its output, or its end. Returns whether it goes on.
+    pub(super) fn read(&mut self, chunk: Option<Vec<u8>>) -> bool {
+        let in_flight = &self.in_flight;
+        let known = &|id: &str| in_flight.contains_key(id);
+        self.written.extend(match &chunk {
+            Some(chunk) => self.finder.take(chunk, known),
+            None => self.finder.end(known),
+        });
+        chunk.is_some()
     }
 
     /// Gives the process a message or a batch.
@@ -225,45 +271,121 @@ impl Session {
     }
 
     /// Takes an answer, also to a cancelled message, which is no longer in flight then. Returns
-    /// whether the message is in flight; otherwise the answer is ignored, as is every one but the
-    /// first.
+    /// whether the message is in flight. Otherwise the answer is ignored if the message is answered
+    /// already, as every one but the first is; an answer to another message is a wrong one.
     pub(super) fn answer(&mut self, answer: Answer, line: u64) -> bool {
+        let Some(message) = self.remove(&answer.id) else {
+            self.answered_other(&answer.id, line);
+            return false;
+        };
         self.has_answered = true;
         self.remind_at = None;
-        if let Some(message) = self.remove(&answer.id) {
-            if answer.is_unreadable {
-                let worker = self.number;
-                let id = answer.id.as_str();
-                warn!(
-                    worker,
-                    line, id, "the result of the message is no JSON; it is completed without it"
-                );
-            }
-            drop(message.reply.send(answer.into()));
-            return true;
+        // What was wrong before it was not meant as the answer.
+        let stray = self.stray_of(Some(&answer.id));
+        if let Some(place) = stray.or_else(|| self.stray_of(None)) {
+            self.strays.remove(place);
         }
-        self.unknown_ids += 1;
-        // A worker with only wrong ids must not fill the log.
-        if self.unknown_ids.is_power_of_two() {
-            let worker = self.number;
-            let id = shown(answer.id.as_bytes());
-            let times = self.unknown_ids;
-            warn!(
-                worker,
-                line,
-                id,
-                times,
-                "the worker has answered a message that it does not have; `id` must be that of the message, and each is answered once"
-            );
-        }
-        false
+        self.warn_of_fields(&answer, line);
+        drop(message.reply.send(answer.into()));
+        true
     }
 
-    /// Takes a wrong answer to this message: what became of it is unknown. Returns whether the
-    /// message is in flight.
-    pub(super) fn spoil(&mut self, id: &str, why: &str) -> bool {
+    /// The place of the first wrong answer to this message, or to none.
+    fn stray_of(&self, id: Option<&str>) -> Option<usize> {
+        self.strays
+            .iter()
+            .position(|stray| stray.id.as_deref() == id)
+    }
+
+    /// Takes an answer to no message in flight.
+    fn answered_other(&mut self, id: &str, line: u64) {
+        let was_given = self.was_given(id);
+        let id = shown(id.as_bytes());
+        if !was_given {
+            let why = format!(
+                "line {line} of its standard output answers {id:?}, which it was not given; `id` must be that of the message"
+            );
+            return self.stray(None, why);
+        }
+        self.repeated += 1;
+        // A worker that answers everything twice must not fill the log.
+        if self.repeated.is_power_of_two() {
+            warn!(
+                worker = self.number,
+                line,
+                id,
+                times = self.repeated,
+                "the worker has answered a message again; the first answer counts"
+            );
+        }
+    }
+
+    /// Logs what is wrong in an answer that counts.
+    fn warn_of_fields(&mut self, answer: &Answer, line: u64) {
+        let worker = self.number;
+        let id = answer.id.as_str();
+        if answer.is_unreadable {
+            warn!(
+                worker,
+                line, id, "the result of the message is no JSON; it is completed without it"
+            );
+        }
+        if let Some(flaw) = answer.flaw {
+            self.flawed += 1;
+            let times = self.flawed;
+            if times.is_power_of_two() {
+                warn!(
+                    worker,
+                    line,
+                    id,
+                    flaw,
+                    times,
+                    "a field of the worker's answer is wrong; its default counts"
+                );
+            }
+        }
+    }
+
+    /// Returns whether the process was given a message with this id.
+    fn was_given(&self, id: &str) -> bool {
+        id.parse()
+            .is_ok_and(|id: u64| id > self.first_id && id <= self.next_id)
+    }
+
+    /// Notes a wrong answer, to this message if it names one. With nothing in flight it is none.
+    pub(super) fn stray(&mut self, id: Option<String>, why: String) {
+        warn!(
+            worker = self.number,
+            why, "the worker's answer is wrong, unless a right one follows"
+        );
+        if !self.in_flight.is_empty() && self.strays.len() < STRAYS_MOST {
+            let at = Instant::now() + STRAY_GRACE;
+            self.strays.push_back(Stray { at, id, why });
+        }
+    }
+
+    /// Takes a wrong answer whose grace is over, if a message in flight may be the one that it
+    /// means.
+    pub(super) fn overdue_stray(&mut self) -> Option<Stray> {
+        let now = Instant::now();
+        while self.strays.front().is_some_and(|stray| stray.at <= now)
+            && let Some(stray) = self.strays.pop_front()
+        {
+            let is_open = match &stray.id {
+                Some(id) => self.in_flight.contains_key(id),
+                None => !self.in_flight.is_empty(),
+            };
+            if is_open {
+                return Some(stray);
+            }
+        }
+        None
+    }
+
+    /// Takes a wrong answer for that to this message: what became of it is unknown.
+    pub(super) fn spoil(&mut self, id: &str, why: &str) {
         let Some(message) = self.remove(id) else {
-            return false;
+            return;
         };
         self.has_answered = true;
         self.remind_at = None;
@@ -274,7 +396,6 @@ impl Session {
         drop(message.reply.send(Reply::unknown(format!(
             "the worker's answer is wrong: {why}"
         ))));
-        true
     }
 
     /// Notes a line that has nothing to do with the protocol.
@@ -297,6 +418,7 @@ impl Session {
             .front()
             .map(|(at, _)| *at)
             .into_iter()
+            .chain(self.strays.front().map(|stray| stray.at))
             .chain(self.remind_at)
             .min()
     }
@@ -329,14 +451,25 @@ impl Session {
     /// Closes the input of the process after the lines written so far. Returns the unanswered
     /// messages.
     pub(super) fn close(self) -> Unanswered {
-        Unanswered(self.in_flight)
+        Unanswered {
+            messages: self.in_flight,
+            strays: self.strays,
+        }
     }
 }
 
 impl Unanswered {
+    /// The wrong answers that one of these messages may have got.
+    pub(super) fn mistakes(&self) -> impl Iterator<Item = &str> {
+        self.strays
+            .iter()
+            .filter(|_| !self.messages.is_empty())
+            .map(|stray| stray.why.as_str())
+    }
+
     /// To be called once the process has ended: until then its messages may still be running.
     pub(super) fn give_up(self, worker: u32, why: &str) {
-        for message in self.0.into_values() {
+        for message in self.messages.into_values() {
             let reply = if message.call.has_begun() {
                 Reply::unknown(format!("worker {worker} ended before it answered: {why}"))
             } else {
