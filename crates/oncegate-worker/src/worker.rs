@@ -148,6 +148,14 @@ impl Worker {
         }
     }
 
+    /// Lets no more messages begin, because the consumer stops: those that were sent to the worker
+    /// and have not begun are not run.
+    pub fn rest(&self) {
+        if let Called::Exec(crew) = &self.called {
+            crew.rest();
+        }
+    }
+
     /// Resolves when the worker has broken the protocol so that its consumer must stop.
     pub async fn unfit(&self) {
         match &self.called {

@@ -67,7 +67,7 @@ impl Gateway {
             LIMIT,
             async || match tokio::net::TcpStream::connect(("127.0.0.1", port.number())).await {
                 Ok(_) => Ok(()),
-                Err(error) => Err(error),
+                Err(error) => Err(error.to_string()),
             },
         )
         .await;

@@ -3,13 +3,14 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use oncegate_runtime::Origin;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::protocol::call::{Call, Order};
+use super::ahead::Lines;
+use super::job::{InFlight, Job, Stray, Taken, Unanswered};
+use crate::protocol::call::Order;
 use crate::protocol::lines::{BatchLine, HandleLine, Outgoing};
 use crate::protocol::reply::Reply;
 use crate::protocol::said::{Answer, LINE_MAX_BYTES, shown};
@@ -27,14 +28,6 @@ const STRAYS_MOST: usize = 64;
 /// writes for other reasons has the id of a message by chance.
 const FIRST_ID: std::ops::Range<u64> = 100_000_000_000..900_000_000_000;
 
-/// The messages of one line, on their way to a worker.
-pub(super) struct Job {
-    pub(super) orders: Vec<(Order, oneshot::Sender<Reply>)>,
-    /// The line is one for batches, even if there is one message.
-    pub(super) is_batch: bool,
-    pub(super) call: Call,
-}
-
 /// A process, while its streams are open.
 pub(super) struct Session {
     /// The worker's number.
@@ -42,15 +35,17 @@ pub(super) struct Session {
     lease: Duration,
     /// The time for which the process may leave a message unanswered after its `cancel`.
     grace: Duration,
-    tell: mpsc::Sender<Outgoing>,
+    /// `None` once its input is closed.
+    tell: Option<mpsc::Sender<Outgoing>>,
     /// The parts of its output.
     pub(super) said: mpsc::Receiver<Vec<u8>>,
     finder: Finder,
     /// The findings in its output that were not dealt with.
     pub(super) written: VecDeque<Written>,
     in_flight: HashMap<String, InFlight>,
-    /// The number of messages of each line that are in flight.
-    lines: HashMap<u64, usize>,
+    /// The ids of the messages of each line that are in flight.
+    ids: HashMap<u64, Vec<String>>,
+    lines: Lines,
     /// Tasks that end with the ids of messages that were cancelled.
     pub(super) withdrawn: JoinSet<Vec<String>>,
     /// Cancelled messages, in the order in which their grace ends.
@@ -68,30 +63,6 @@ pub(super) struct Session {
     ignored: u64,
 }
 
-/// A wrong answer. It is a mistake of the worker once its grace is over and no right answer has
-/// come in its place.
-pub(super) struct Stray {
-    at: Instant,
-    /// The message that it means to answer, if it names one.
-    pub(super) id: Option<String>,
-    pub(super) why: String,
-}
-
-/// A message in flight at the process: until it is answered, cancelled or not.
-struct InFlight {
-    /// The number of its line.
-    line: u64,
-    origin: Origin,
-    call: Call,
-    reply: oneshot::Sender<Reply>,
-}
-
-/// Messages whose process is stopping or has ended.
-pub(super) struct Unanswered {
-    messages: HashMap<String, InFlight>,
-    strays: VecDeque<Stray>,
-}
-
 impl Session {
     pub(super) fn new(
         number: u32,
@@ -105,12 +76,13 @@ impl Session {
             number,
             lease,
             grace,
-            tell,
+            tell: Some(tell),
             said,
             finder: Finder::default(),
             written: VecDeque::new(),
             in_flight: HashMap::new(),
-            lines: HashMap::new(),
+            ids: HashMap::new(),
+            lines: Lines::default(),
             withdrawn: JoinSet::new(),
             cancelled: VecDeque::new(),
             first_id,
@@ -124,9 +96,23 @@ impl Session {
         }
     }
 
-    /// The number of lines, messages or batches, with messages in flight.
-    pub(super) fn in_flight(&self) -> usize {
-        self.lines.len()
+    /// Begins to give it lines.
+    pub(super) fn begin(&mut self, lines: Lines) {
+        self.lines = lines;
+    }
+
+    /// Returns whether it takes another line, a message or a batch, now.
+    pub(super) fn has_room(&self) -> bool {
+        self.lines.has_room()
+    }
+
+    /// Lets nothing more begin at the process, because the consumer stops.
+    pub(super) fn rest(&mut self) {
+        self.lines.rest();
+    }
+
+    pub(super) fn rests(&self) -> bool {
+        self.lines.rests()
     }
 
     /// Takes a part of its output, or its end. Returns whether it goes on.
@@ -168,14 +154,15 @@ impl Session {
         };
         let ids: Vec<String> = orders.iter().map(|(_, id)| id.clone()).collect();
         let number = self.next_id;
-        self.lines.insert(number, ids.len());
+        self.ids.insert(number, ids.clone());
+        self.lines.sent(number, Instant::now());
         for ((order, id), reply) in orders.into_iter().zip(replies) {
-            let origin = order.message.origin().clone();
             self.in_flight.insert(
                 id,
                 InFlight {
                     line: number,
-                    origin,
+                    is_batch,
+                    order,
                     call: call.clone(),
                     reply,
                 },
@@ -233,10 +220,11 @@ impl Session {
     /// Takes a message out of flight.
     fn remove(&mut self, id: &str) -> Option<InFlight> {
         let message = self.in_flight.remove(id)?;
-        if let Some(left) = self.lines.get_mut(&message.line) {
-            *left -= 1;
-            if *left == 0 {
-                self.lines.remove(&message.line);
+        if let Some(left) = self.ids.get_mut(&message.line) {
+            left.retain(|other| other != id);
+            if left.is_empty() {
+                self.ids.remove(&message.line);
+                self.lines.over(message.line, Instant::now());
             }
         }
         Some(message)
@@ -264,20 +252,52 @@ impl Session {
         }
     }
 
-    fn write(&self, line: Outgoing) -> Result<(), String> {
-        self.tell
-            .try_send(line)
-            .map_err(|_| "it does not read its standard input".to_owned())
+    /// Recalls the lines that have waited in the process for too long, unless it has begun them.
+    ///
+    /// # Errors
+    /// As text: why no line can be sent to it.
+    pub(super) fn recall(&mut self) -> Result<(), String> {
+        while let Some(line) = self.lines.overdue(Instant::now()) {
+            for id in self.ids.get(&line).into_iter().flatten() {
+                let line = serde_json::json!({ "type": "recall", "id": id });
+                let line = line.to_string().into_bytes();
+                self.write(Outgoing { line, call: None })?;
+            }
+        }
+        Ok(())
     }
 
-    /// Takes an answer, also to a cancelled message, which is no longer in flight then. Returns
-    /// whether the message is in flight. Otherwise the answer is ignored if the message is answered
-    /// already, as every one but the first is; an answer to another message is a wrong one.
-    pub(super) fn answer(&mut self, answer: Answer, line: u64) -> bool {
+    fn write(&self, line: Outgoing) -> Result<(), String> {
+        let sent = self.tell.as_ref().map(|tell| tell.try_send(line));
+        match sent {
+            Some(Ok(())) => Ok(()),
+            Some(Err(_)) | None => Err("it does not read its standard input".to_owned()),
+        }
+    }
+
+    /// Takes an answer, also to a cancelled message, which is no longer in flight then. An answer
+    /// to no message in flight is ignored if the message is answered already, as every one but the
+    /// first is; an answer to another message is a wrong one.
+    pub(super) fn answer(&mut self, answer: Answer, line: u64) -> Taken {
+        let given = self.in_flight.get(&answer.id);
+        if given.is_some_and(|message| self.lines.waits(message.line)) && !answer.is_not_run() {
+            // It begins lines in another order than it promises.
+            self.lines.doubt();
+        }
         let Some(message) = self.remove(&answer.id) else {
             self.answered_other(&answer.id, line);
-            return false;
+            return Taken::Nothing;
         };
+        if answer.is_not_run() {
+            return match message.back() {
+                Some(job) if !self.lines.rests() => Taken::Back(job),
+                Some(job) => {
+                    job.not_run("the consumer stops");
+                    Taken::Nothing
+                }
+                None => Taken::Nothing,
+            };
+        }
         self.has_answered = true;
         self.remind_at = None;
         // What was wrong before it was not meant as the answer.
@@ -287,7 +307,7 @@ impl Session {
         }
         self.warn_of_fields(&answer, line);
         drop(message.reply.send(answer.into()));
-        true
+        Taken::Answer
     }
 
     /// The place of the first wrong answer to this message, or to none.
@@ -354,6 +374,7 @@ impl Session {
 
     /// Notes a wrong answer, to this message if it names one. With nothing in flight it is none.
     pub(super) fn stray(&mut self, id: Option<String>, why: String) {
+        self.lines.doubt();
         warn!(
             worker = self.number,
             why, "the worker's answer is wrong, unless a right one follows"
@@ -400,6 +421,8 @@ impl Session {
 
     /// Notes a line that has nothing to do with the protocol.
     pub(super) fn ignore(&mut self, why: &str) {
+        // It may be what is left of an answer.
+        self.lines.doubt();
         self.ignored += 1;
         // A worker that prints for each message must not fill the log.
         if self.ignored.is_power_of_two() {
@@ -419,6 +442,7 @@ impl Session {
             .map(|(at, _)| *at)
             .into_iter()
             .chain(self.strays.front().map(|stray| stray.at))
+            .chain(self.lines.overdue_at())
             .chain(self.remind_at)
             .min()
     }
@@ -431,7 +455,7 @@ impl Session {
             && let Some((_, id)) = self.cancelled.pop_front()
         {
             if let Some(message) = self.in_flight.get(&id) {
-                let origin = &message.origin;
+                let origin = message.order.message.origin();
                 let grace = self.grace;
                 return Err(format!(
                     "it has not answered message {origin} (id {id:?}) within {grace:?} after the message was cancelled"
@@ -448,36 +472,22 @@ impl Session {
         Ok(())
     }
 
-    /// Closes the input of the process after the lines written so far. Returns the unanswered
-    /// messages.
+    /// Closes the input of the process after the lines written so far.
+    pub(super) fn close_input(&mut self) {
+        self.tell = None;
+    }
+
+    /// Notes that an answer may have been missed.
+    pub(super) fn doubt(&mut self) {
+        self.lines.doubt();
+    }
+
+    /// Returns the messages that the process has not answered.
     pub(super) fn close(self) -> Unanswered {
         Unanswered {
             messages: self.in_flight,
+            lines: self.lines,
             strays: self.strays,
-        }
-    }
-}
-
-impl Unanswered {
-    /// The wrong answers that one of these messages may have got.
-    pub(super) fn mistakes(&self) -> impl Iterator<Item = &str> {
-        self.strays
-            .iter()
-            .filter(|_| !self.messages.is_empty())
-            .map(|stray| stray.why.as_str())
-    }
-
-    /// To be called once the process has ended: until then its messages may still be running.
-    pub(super) fn give_up(self, worker: u32, why: &str) {
-        for message in self.messages.into_values() {
-            let reply = if message.call.has_begun() {
-                Reply::unknown(format!("worker {worker} ended before it answered: {why}"))
-            } else {
-                Reply::not_run(format!(
-                    "worker {worker} ended before it was given the message: {why}"
-                ))
-            };
-            drop(message.reply.send(reply));
         }
     }
 }

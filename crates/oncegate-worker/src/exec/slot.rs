@@ -12,7 +12,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-use super::session::{Job, REMINDER, Session};
+use super::ahead::Lines;
+use super::job::{Job, Returned, Taken};
+use super::session::{REMINDER, Session};
 use super::violations::Violations;
 use crate::process::{self, Leftovers, Process, Runnable, Streams, log};
 use crate::protocol::lines::write_lines;
@@ -52,6 +54,9 @@ pub(super) struct Slot {
     pub(super) lease: Duration,
     pub(super) in_batches: bool,
     pub(super) queue: Arc<Mutex<mpsc::Receiver<Job>>>,
+    pub(super) returned: Arc<Returned>,
+    /// Cancelled when no more messages are to begin.
+    pub(super) rest: CancellationToken,
     pub(super) wants: watch::Sender<Option<usize>>,
     pub(super) report: WorkerReport,
     pub(super) stop: CancellationToken,
@@ -131,26 +136,8 @@ impl Slot {
         } else {
             !process.is_running()
         };
-        let unanswered = session.close();
-        if !self.stop.is_cancelled() {
-            for why in unanswered.mistakes() {
-                self.violations.note(why);
-            }
-        }
-        match (hangs, self.stop.is_cancelled()) {
-            (true, _) => process.kill().await,
-            (false, true) => {
-                if !end(
-                    &mut process,
-                    self.end_grace.get().copied().unwrap_or(END_GRACE),
-                )
-                .await
-                {
-                    self.forced.store(true, Ordering::Relaxed);
-                }
-            }
-            (false, false) => drop(end(&mut process, Duration::ZERO).await),
-        }
+        session.close_input();
+        self.shut(&mut process, hangs).await;
         let status = process.wait().await.ok();
         // Its last line is the reason of its end, most of the time.
         let last_line = timeout(TERM_GRACE, last_line)
@@ -163,8 +150,25 @@ impl Slot {
             Some(status) => format!("{why} ({status}): {last_line}"),
             None => why,
         };
+        self.take_last_words(&mut session).await;
+        let unanswered = session.close();
+        if !self.stop.is_cancelled() {
+            for why in unanswered.mistakes() {
+                self.violations.note(why);
+            }
+        }
         // Not earlier: the next attempts must not run at the same time as these.
-        unanswered.give_up(number, &why);
+        let not_begun = unanswered.give_up(number, &why);
+        if !not_begun.is_empty() {
+            let messages = not_begun.len();
+            info!(
+                worker = number,
+                messages, "messages that the worker has not begun go to the next one"
+            );
+        }
+        for job in not_begun {
+            self.hand_on(job);
+        }
         drop(
             timeout(TERM_GRACE, async {
                 while side.join_next().await.is_some() {}
@@ -181,8 +185,51 @@ impl Slot {
         }
     }
 
+    /// Ends the process, whose input is closed.
+    async fn shut(&self, process: &mut Process, hangs: bool) {
+        if hangs {
+            return process.kill().await;
+        }
+        if !self.stop.is_cancelled() {
+            end(process, Duration::ZERO).await;
+            return;
+        }
+        let grace = self.end_grace.get().copied().unwrap_or(END_GRACE);
+        if !end(process, grace).await {
+            self.forced.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes what a process has written until its end: what it has answered counts, and shows what
+    /// it has begun.
+    async fn take_last_words(&self, session: &mut Session) {
+        loop {
+            match timeout(TERM_GRACE, session.said.recv()).await {
+                Ok(chunk) => {
+                    let goes_on = session.read(chunk);
+                    if self.take_written(session).is_err() {
+                        return session.doubt();
+                    }
+                    if !goes_on {
+                        return;
+                    }
+                }
+                Err(_) => return session.doubt(),
+            }
+        }
+    }
+
+    /// Gives messages that a process has not begun to the next one that is free.
+    fn hand_on(&self, job: Job) {
+        if self.stop.is_cancelled() || self.rest.is_cancelled() {
+            job.not_run("the consumer stops");
+        } else {
+            self.returned.push(job);
+        }
+    }
+
     async fn converse(&self, session: &mut Session, was_ready: &mut bool) -> End {
-        let most = match self.until_ready(session).await {
+        let lines = match self.until_ready(session).await {
             Ok(Ready {
                 v: 1,
                 batches: false,
@@ -195,8 +242,13 @@ impl Slot {
             Ok(Ready {
                 v: 1,
                 max_in_flight,
+                ahead,
                 ..
-            }) => max_in_flight.clamp(1, MAX_IN_FLIGHT_MOST),
+            }) => Lines::new(
+                max_in_flight.clamp(1, MAX_IN_FLIGHT_MOST),
+                // A batch is as many messages as are claimed together.
+                if self.in_batches { 0 } else { ahead },
+            ),
             Ok(Ready { v, .. }) => {
                 return format!("it speaks version {v} of the protocol, not 1").into();
             }
@@ -204,14 +256,16 @@ impl Slot {
         };
         info!(
             worker = self.number,
-            max_in_flight = most,
+            max_in_flight = lines.at_a_time(),
             "the worker is ready"
         );
         *was_ready = true;
         self.report.ready();
+        let most = lines.most();
         self.wants
             .send_if_modified(|wanted| wanted.replace(most).is_none());
-        self.exchange(session, most).await
+        session.begin(lines);
+        self.exchange(session).await
     }
 
     /// Waits for the worker's report that it is ready.
@@ -259,13 +313,14 @@ impl Slot {
         }
     }
 
-    async fn exchange(&self, session: &mut Session, most: usize) -> End {
+    async fn exchange(&self, session: &mut Session) -> End {
         // What has come with the report that it is ready.
         if let Err(why) = self.take_written(session) {
             return why.into();
         }
         loop {
-            let below_limit = session.in_flight() < most;
+            let has_room = session.has_room();
+            let rests = session.rests();
             let next = self.next_job();
             let look_at = session.look_at();
             let look = async {
@@ -286,11 +341,15 @@ impl Slot {
                     Ok(ids) => ids.into_iter().try_for_each(|id| session.cancel(id)),
                     Err(_) => Ok(()),
                 },
+                () = self.rest.cancelled(), if !rests => {
+                    session.rest();
+                    session.recall()
+                }
                 () = look => match session.look() {
-                    Ok(()) => self.judge_strays(session),
+                    Ok(()) => self.judge_strays(session).and_then(|()| session.recall()),
                     Err(why) => return End { why, hangs: true },
                 },
-                job = next, if below_limit => match job {
+                job = next, if has_room => match job {
                     Some(job) => session.give(job),
                     // The consumer has ended, and the stop follows.
                     None => {
@@ -310,6 +369,7 @@ impl Slot {
         tokio::select! {
             biased;
             () = self.violations.too_many() => std::future::pending().await,
+            job = self.returned.next() => Some(job),
             job = async { self.queue.lock().await.recv().await } => job,
         }
     }
@@ -321,12 +381,14 @@ impl Slot {
     fn take_written(&self, session: &mut Session) -> Result<(), String> {
         while let Some(written) = session.written.pop_front() {
             match written {
-                Written::Answer { answer, line } => {
-                    if session.answer(answer, line) {
+                Written::Answer { answer, line } => match session.answer(answer, line) {
+                    Taken::Answer => {
                         self.violations.forget();
                         self.report.answered();
                     }
-                }
+                    Taken::Back(job) => self.hand_on(job),
+                    Taken::Nothing => {}
+                },
                 Written::Wrong { id, why } => session.stray(id, why),
                 Written::Noise { why } => session.ignore(&why),
                 Written::Ready(_) => return Err("it reports again that it is ready".to_owned()),

@@ -66,6 +66,19 @@ impl Object {
         }
     }
 
+    /// Returns where the object ends that the text begins with; `None` if there is no whole one.
+    pub(super) fn end_of(text: &[u8]) -> Option<usize> {
+        let mut object = Self::begun();
+        for (place, byte) in text.iter().enumerate().skip(1) {
+            match object.step(*byte) {
+                Step::GoesOn => {}
+                Step::Ends => return Some(place + 1),
+                Step::Breaks => return None,
+            }
+        }
+        None
+    }
+
     /// The place of the last object within this one that has ended: its first byte, and the one
     /// behind its last.
     pub(super) fn last_within(&self) -> Option<(usize, usize)> {
@@ -200,6 +213,7 @@ mod tests {
             r#"{ "a" : [ 1 , -2.5e7, NaN, -Infinity, true, null, "x\"}" , [] , {} ] }"#,
             "{\n\"a\":\"tab\tand\u{1b}escape\"\n}",
         ] {
+            assert_eq!(Object::end_of(whole.as_bytes()), Some(whole.len()));
             assert_eq!(
                 read(&format!("{whole}{{")),
                 (Step::Ends, whole.len()),

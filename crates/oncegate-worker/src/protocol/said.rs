@@ -19,12 +19,15 @@ use super::reply::{Reply, WorkerResult};
 pub(crate) const LINE_MAX_BYTES: u64 = 16 * 1024 * 1024;
 /// The part of an invalid line that is shown, in characters.
 const SHOWN_MOST: usize = 120;
+/// The fields of an answer.
+const FIELDS: [&str; 5] = ["id", "outcome", "result", "delay_ms", "reason"];
 /// The words of an answer for its outcome.
-const OUTCOMES: [(&str, Outcome); 4] = [
+const OUTCOMES: [(&str, Outcome); 5] = [
     ("complete", Outcome::Complete),
     ("retry", Outcome::Retry),
     ("later", Outcome::Later),
     ("dead-letter", Outcome::DeadLetter),
+    ("not-run", Outcome::NotRun),
 ];
 
 /// The report of a worker that it takes messages.
@@ -36,6 +39,9 @@ pub(crate) struct Ready {
     /// `true` if the worker takes batches.
     #[serde(default)]
     pub(crate) batches: bool,
+    /// The number of messages that it takes before it has answered those before.
+    #[serde(default)]
+    pub(crate) ahead: usize,
 }
 
 fn one() -> usize {
@@ -54,6 +60,8 @@ pub(crate) struct Answer {
     pub(crate) is_unreadable: bool,
     /// A field beside `id` and `outcome` is wrong, so that its default counts.
     pub(crate) flaw: Option<&'static str>,
+    /// No field is there that answers do not have. With others it may be a log line.
+    pub(super) is_plain: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +70,15 @@ enum Outcome {
     Retry,
     Later,
     DeadLetter,
+    /// The process has not begun the message, and will not.
+    NotRun,
+}
+
+impl Answer {
+    /// Returns whether the process gives the message back without having begun it.
+    pub(crate) fn is_not_run(&self) -> bool {
+        self.outcome == Outcome::NotRun
+    }
 }
 
 impl From<Answer> for Reply {
@@ -84,13 +101,14 @@ impl From<Answer> for Reply {
             Outcome::Retry => Self::Retry { delay, reason },
             Outcome::Later => Self::Later { delay, reason },
             Outcome::DeadLetter => Self::DeadLetter { reason },
+            Outcome::NotRun => Self::NotRun { reason },
         }
     }
 }
 
-/// The meaning of an object.
+/// An object by its meaning.
 #[derive(Debug)]
-pub(super) enum Meaning {
+pub(super) enum ObjectKind {
     Ready(Ready),
     Answer(Answer),
     /// Meant as one of these, and not to be taken as one.
@@ -102,7 +120,7 @@ pub(super) enum Meaning {
     Other,
 }
 
-impl Meaning {
+impl ObjectKind {
     /// The meaning of this text, which is a whole object.
     pub(super) fn of(text: &[u8]) -> Self {
         if let Ok(fields) = serde_json::from_slice::<Fields>(text) {
@@ -129,9 +147,9 @@ pub(crate) fn answers(text: &[u8]) -> Option<Vec<Answer>> {
     let is_empty = values.is_empty();
     let answers: Vec<Answer> = values
         .into_iter()
-        .filter_map(|value| match Meaning::of(value.get().as_bytes()) {
-            Meaning::Answer(answer) => Some(answer),
-            Meaning::Ready(_) | Meaning::Wrong { .. } | Meaning::Other => None,
+        .filter_map(|value| match ObjectKind::of(value.get().as_bytes()) {
+            ObjectKind::Answer(answer) => Some(answer),
+            ObjectKind::Ready(_) | ObjectKind::Wrong { .. } | ObjectKind::Other => None,
         })
         .collect();
     (is_empty || !answers.is_empty()).then_some(answers)
@@ -183,17 +201,21 @@ impl Fields {
         (value.get() != "null").then_some(value)
     }
 
-    fn meaning(&self, text: &[u8], is_lossy: bool) -> Meaning {
+    fn meaning(&self, text: &[u8], is_lossy: bool) -> ObjectKind {
         let id = self.only("id").and_then(id);
         let said = self.only("outcome").map(outcome);
+        // A log line has other fields, and is no answer that has gone wrong.
+        let is_plain = self.0.iter().all(|(name, _)| FIELDS.contains(&&**name));
         match (id, said) {
-            (Some(id), Some(Some(outcome))) => Meaning::Answer(self.answer(id, outcome, is_lossy)),
-            (Some(id), Some(None)) => Meaning::Wrong { id: Some(id) },
-            (None, Some(Some(_))) => Meaning::Wrong { id: None },
-            (None, _) if self.only("type") == Some("\"ready\"") => {
-                serde_json::from_slice(text).map_or(Meaning::Wrong { id: None }, Meaning::Ready)
-            }
-            _ => Meaning::Other,
+            (Some(id), Some(Some(outcome))) => ObjectKind::Answer(Answer {
+                is_plain,
+                ..self.answer(id, outcome, is_lossy)
+            }),
+            (Some(id), Some(None)) if is_plain => ObjectKind::Wrong { id: Some(id) },
+            (None, Some(Some(_))) if is_plain => ObjectKind::Wrong { id: None },
+            (None, _) if self.only("type") == Some("\"ready\"") => serde_json::from_slice(text)
+                .map_or(ObjectKind::Wrong { id: None }, ObjectKind::Ready),
+            _ => ObjectKind::Other,
         }
     }
 
@@ -217,6 +239,7 @@ impl Fields {
             reason: reason.map(|reason| reason.unwrap_or_else(|written| written)),
             is_unreadable,
             flaw,
+            is_plain: true,
         }
     }
 }
@@ -313,8 +336,8 @@ mod tests {
     use super::*;
 
     fn answer(text: &str) -> Answer {
-        match Meaning::of(text.as_bytes()) {
-            Meaning::Answer(answer) => answer,
+        match ObjectKind::of(text.as_bytes()) {
+            ObjectKind::Answer(answer) => answer,
             other => panic!("{text}: {other:?}"),
         }
     }
@@ -377,7 +400,7 @@ mod tests {
             (r#"{"type":"ready","v":"1"}"#, None),
         ] {
             assert!(
-                matches!(Meaning::of(wrong.as_bytes()), Meaning::Wrong { id: found } if found.as_deref() == id),
+                matches!(ObjectKind::of(wrong.as_bytes()), ObjectKind::Wrong { id: found } if found.as_deref() == id),
                 "{wrong}"
             );
         }
@@ -386,10 +409,12 @@ mod tests {
             r#"{"id":"1"}"#,
             r#"{"level":30,"id":17,"msg":"charged"}"#,
             r#"{"outcome":"charged"}"#,
+            r#"{"order":7,"outcome":"complete"}"#,
+            r#"{"id":"1","outcome":"pending","level":30}"#,
             r#"{"type":"message"}"#,
         ] {
             assert!(
-                matches!(Meaning::of(other.as_bytes()), Meaning::Other),
+                matches!(ObjectKind::of(other.as_bytes()), ObjectKind::Other),
                 "{other}"
             );
         }
@@ -412,8 +437,8 @@ mod tests {
         }
         let latin = b"{\"id\":\"1\",\"outcome\":\"complete\",\"result\":\"M\xfcller\"}";
         assert!(matches!(
-            Meaning::of(latin),
-            Meaning::Answer(Answer {
+            ObjectKind::of(latin),
+            ObjectKind::Answer(Answer {
                 is_unreadable: true,
                 ..
             })

@@ -12,7 +12,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::sync::mpsc;
 
 use super::json::{Object, Step};
-use super::said::{Answer, LINE_MAX_BYTES, Meaning, Ready, mistake, shown};
+use super::said::{Answer, LINE_MAX_BYTES, ObjectKind, Ready, mistake, shown};
 
 /// UTF-8's byte order mark, which .NET and PowerShell write before the first line.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
@@ -64,8 +64,11 @@ pub(crate) type Known<'a> = &'a dyn Fn(&str) -> bool;
 pub(crate) struct Finder {
     /// The line that is read.
     number: u64,
-    /// The part of the line that belongs to no answer.
+    /// The part of the line that belongs to no answer, and the line on which it begins.
     noise: Vec<u8>,
+    noise_at: u64,
+    /// The part of it that is outside of whole objects: a damaged answer is in it.
+    loose: Vec<u8>,
     /// The object that has begun.
     object: Option<Begun>,
     /// The rest of the line belongs to something that was too long.
@@ -86,6 +89,8 @@ impl Default for Finder {
         Self {
             number: 1,
             noise: Vec::new(),
+            noise_at: 1,
+            loose: Vec::new(),
             object: None,
             skips: false,
             is_ready: false,
@@ -156,16 +161,17 @@ impl Finder {
     ) -> &'a [u8] {
         let place = bytes.iter().position(|byte| matches!(byte, b'{' | b'\n'));
         let mut parts = bytes.split_at(place.unwrap_or(bytes.len()));
-        self.noise.extend_from_slice(parts.0);
+        self.note_loose(parts.0);
         if self.noise.len() as u64 >= LINE_MAX_BYTES {
             let noise = std::mem::take(&mut self.noise);
+            self.loose.clear();
             self.skip(&noise, self.number, known, found);
             return parts.1;
         }
         if let Some((byte, behind)) = parts.1.split_first() {
             parts.1 = behind;
             if *byte == b'\n' {
-                self.noise.push(*byte);
+                self.note_loose(b"\n");
                 self.end_line(known, found);
                 self.number += 1;
             } else {
@@ -225,13 +231,17 @@ impl Finder {
                     found.push(written);
                     Progress::Read(parts.1)
                 }
-                // No answer is within it, either.
-                None if !contains(&begun.text, b"outcome") => {
-                    self.number = begun.line;
-                    self.note_noise(&begun.text, known, found);
+                None => {
+                    let line = begun.line;
+                    let within = answers_within(&begun.text, known);
+                    found.extend(
+                        within
+                            .into_iter()
+                            .map(|answer| Written::Answer { answer, line }),
+                    );
+                    self.note_whole(&begun);
                     Progress::Read(parts.1)
                 }
-                None => self.again(&begun, parts.1, known, found),
             },
             Step::Breaks => self.again(&begun, parts.1, known, found),
         }
@@ -242,21 +252,18 @@ impl Finder {
         let line = begun.line;
         // What stands in other text answers only a message that the worker has: it may be a log's.
         let is_alone = is_blank(&self.noise);
-        match Meaning::of(&begun.text) {
-            Meaning::Ready(ready) if is_alone || !self.is_ready => {
+        match ObjectKind::of(&begun.text) {
+            ObjectKind::Ready(ready) if is_alone || !self.is_ready => {
                 self.is_ready = true;
                 Some(Written::Ready(ready))
             }
-            Meaning::Answer(answer) if is_alone || known(&answer.id) => {
+            ObjectKind::Answer(answer) if known(&answer.id) || is_alone && answer.is_plain => {
                 Some(Written::Answer { answer, line })
             }
-            Meaning::Wrong { id } => {
-                let id = id.filter(|id| known(id));
-                (is_alone || id.is_some()).then(|| Written::Wrong {
-                    id,
-                    why: described(line, &begun.text),
-                })
-            }
+            ObjectKind::Wrong { id } if is_alone => Some(Written::Wrong {
+                id: id.filter(|id| known(id)),
+                why: described(line, &begun.text),
+            }),
             _ => None,
         }
     }
@@ -281,14 +288,31 @@ impl Finder {
     /// Takes the first byte of an object for noise. Returns the rest, with what is behind it.
     fn without_begin(&mut self, begun: &Begun, behind: &[u8]) -> Vec<u8> {
         self.number = begun.line;
-        self.noise.push(b'{');
+        self.note_loose(b"{");
         [begun.text.get(1..).unwrap_or_default(), behind].concat()
+    }
+
+    /// Notes a whole object that is noise.
+    fn note_whole(&mut self, begun: &Begun) {
+        if self.noise.is_empty() {
+            self.noise_at = begun.line;
+        }
+        self.noise.extend_from_slice(&begun.text);
+    }
+
+    /// Notes text of one line that is in no whole object.
+    fn note_loose(&mut self, text: &[u8]) {
+        if self.noise.is_empty() {
+            self.noise_at = self.number;
+        }
+        self.noise.extend_from_slice(text);
+        self.loose.extend_from_slice(text);
     }
 
     /// Takes text in which there is no answer.
     fn note_noise(&mut self, text: &[u8], known: Known<'_>, found: &mut Vec<Written>) {
         for line in text.split_inclusive(|byte| *byte == b'\n') {
-            self.noise.extend_from_slice(line);
+            self.note_loose(line);
             if line.ends_with(b"\n") {
                 self.end_line(known, found);
                 self.number += 1;
@@ -299,11 +323,12 @@ impl Finder {
     /// Judges what remains of the line.
     fn end_line(&mut self, known: Known<'_>, found: &mut Vec<Written>) {
         let noise = std::mem::take(&mut self.noise);
+        let loose = std::mem::take(&mut self.loose);
         if is_blank(&noise) {
             return;
         }
-        let line = self.number;
-        let quoted = quoted_answers(&noise, known);
+        let line = self.noise_at;
+        let quoted = quoted_answers(&loose, known);
         if !quoted.is_empty() {
             found.extend(
                 quoted
@@ -313,14 +338,12 @@ impl Finder {
             return;
         }
         let why = described(line, &noise);
-        if contains(&noise, b"\"outcome\"") {
-            let id = known_id(&noise, known);
-            if id.is_some() || names_an_outcome(&noise) {
-                found.push(Written::Wrong { id, why });
-                return;
-            }
-        }
-        found.push(Written::Noise { why });
+        found.push(if is_damaged(&loose) {
+            let id = known_id(&loose, known);
+            Written::Wrong { id, why }
+        } else {
+            Written::Noise { why }
+        });
     }
 
     /// Skips the rest of a line that is too long.
@@ -358,7 +381,7 @@ impl Begun {
         !contains(before, b"\"result\"")
             && is_blank(behind)
             && contains(within, b"outcome")
-            && matches!(Meaning::of(within), Meaning::Answer(answer) if known(&answer.id))
+            && matches!(ObjectKind::of(within), ObjectKind::Answer(answer) if known(&answer.id))
     }
 }
 
@@ -398,10 +421,13 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
     text.windows(part.len()).any(|window| window == part)
 }
 
-fn names_an_outcome(text: &[u8]) -> bool {
-    ["\"complete\"", "\"retry\"", "\"later\"", "\"dead-letter\""]
-        .iter()
-        .any(|word| contains(text, word.as_bytes()))
+/// Returns whether text outside of objects may be a part of an answer: it begins as one does, or
+/// names an outcome.
+fn is_damaged(text: &[u8]) -> bool {
+    const WORDS: [&str; 4] = ["\"complete\"", "\"retry\"", "\"later\"", "\"dead-letter\""];
+    contains(text, b"\"outcome\"")
+        && (text.trim_ascii_start().starts_with(b"{")
+            || WORDS.iter().any(|word| contains(text, word.as_bytes())))
 }
 
 /// The first id in a text that is one of a message that the worker has.
@@ -410,6 +436,32 @@ fn known_id(text: &[u8], known: Known<'_>) -> Option<String> {
         .filter_map(|digits| std::str::from_utf8(digits).ok())
         .find(|digits| !digits.is_empty() && known(digits))
         .map(str::to_owned)
+}
+
+/// The answers within an object that is none: as objects, or as strings of JSON.
+fn answers_within(text: &[u8], known: Known<'_>) -> Vec<Answer> {
+    let mut answers = Vec::new();
+    if text.len() > SEARCHED_AGAIN_MOST || !contains(text, b"outcome") {
+        return answers;
+    }
+    let mut rest = text.get(1..).unwrap_or_default();
+    while let Some(begin) = rest.iter().position(|byte| *byte == b'{') {
+        let object = rest.get(begin..).unwrap_or_default();
+        let end = Object::end_of(object).unwrap_or_default();
+        let whole = object.get(..end).unwrap_or_default();
+        let read = match ObjectKind::of(whole) {
+            ObjectKind::Answer(answer) if known(&answer.id) => {
+                answers.push(answer);
+                end
+            }
+            _ => 1,
+        };
+        rest = object.get(read..).unwrap_or_default();
+    }
+    if answers.is_empty() {
+        answers = quoted_answers(text, known);
+    }
+    answers
 }
 
 /// The answers that stand in a text as strings of JSON.
@@ -427,7 +479,7 @@ fn quoted_answers(text: &[u8], known: Known<'_>) -> Vec<Answer> {
         let string = text.get(place..).unwrap_or_default();
         let mut strings = serde_json::Deserializer::from_slice(string).into_iter::<String>();
         if let Some(Ok(string)) = strings.next()
-            && let Meaning::Answer(answer) = Meaning::of(string.as_bytes())
+            && let ObjectKind::Answer(answer) = ObjectKind::of(string.as_bytes())
             && known(&answer.id)
         {
             answers.push(answer);

@@ -181,16 +181,14 @@ fn what_looks_like_an_answer_to_another_is_told_from_noise() {
         "}",
         "\"{\"",
         "the \"outcome\" of 7 is \"charged\"",
+        "{\"order\":7,\"outcome\":\"complete\"}",
+        "{\"id\":\"7\",\"outcome\":\"complete\",\"level\":30}",
+        "{\"level\":30,\"data\":{\"id\":\"481516234201\",\"outcome\":\"pending\"}}",
+        "INFO {\"id\":\"481516234201\",\"outcome\":\"pending\"}",
     ] {
-        let found = found_in_parts(usize::MAX.min(noise.len()), noise.as_bytes());
-        let wrong: Vec<&String> = found
-            .iter()
-            .filter(|found| found.contains('=') && !found.contains(':') || found.starts_with("1?"))
-            .collect();
-        let is_log = noise.starts_with("INFO");
-        assert!(wrong.is_empty() || is_log, "{noise}: {found:?}");
+        let found = found_in_parts(noise.len(), noise.as_bytes());
         assert!(
-            !found.iter().any(|found| found.starts_with("1=")),
+            found.iter().all(|found| found.starts_with("1:")),
             "{noise}: {found:?}"
         );
     }
