@@ -6,8 +6,10 @@ order=$(cat)
 
 # Your effect. $ONCEGATE_IDEMPOTENCY_KEY is the same in every attempt for this order: pass it to the systems that you call.
 if [ -n "${ONCEGATE_DOWNSTREAM:-}" ]; then # set by `oncegate prove`, which tries this worker: what stands for your bank
-    curl --fail --silent --show-error --max-time 10 --output /dev/null "$ONCEGATE_DOWNSTREAM/effects" \
-        --header 'Content-Type: application/json' --header "Idempotency-Key: $ONCEGATE_IDEMPOTENCY_KEY" --data "$order"
+    # By standard input: arguments have a limit, and one that begins with @ would name a file.
+    printf '%s' "$order" | curl --fail --silent --show-error --max-time 10 --output /dev/null --data-binary @- \
+        --header 'Content-Type: application/json' --header "Idempotency-Key: $ONCEGATE_IDEMPOTENCY_KEY" \
+        "$ONCEGATE_DOWNSTREAM/effects"
 else
     printf '%s\n' "$order" >>charges.txt
 fi

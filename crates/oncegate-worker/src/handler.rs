@@ -106,8 +106,10 @@ impl WorkerHandler {
         // With a worker on standard streams, the message stays in flight and keeps its permit until
         // the worker answers or has been replaced. Calls of other workers are dropped: the
         // connection is closed, the process killed.
-        if let Called::Exec(_) = &self.worker.called {
-            drop(work.await);
+        if let Called::Exec(_) = &self.worker.called
+            && let Reply::NotRun { reason } = work.await
+        {
+            return Reply::NotRun { reason };
         }
         Reply::unknown(why)
     }

@@ -48,17 +48,44 @@ impl Program {
         };
         let first = words.first()?;
         missing_program(first).or_else(|| {
-            let name = Path::new(first)
-                .file_name()?
-                .to_str()?
-                .trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
-            let script = words
-                .get(1)
-                .filter(|script| !script.starts_with('-') && !script.contains('='))?;
-            let is_missing = INTERPRETERS.contains(&name) && !Path::new(script).exists();
-            is_missing.then(|| format!("there is no file {script:?} in {}", here()))
+            let script = words.get(1).filter(|_| begins_with_a_script(&words))?;
+            (!Path::new(script).exists())
+                .then(|| format!("there is no file {script:?} in {}", here()))
         })
     }
+
+    /// Returns the program with its file in this folder, if that is where the file is and it is not
+    /// in the working directory. `None`: nothing is to be changed.
+    pub fn beside(&self, folder: &Path) -> Option<Self> {
+        let mut words = match self {
+            Self::Words(words) => words.clone(),
+            Self::Shell(text) => plain_words(text)?,
+        };
+        let place = usize::from(begins_with_a_script(&words));
+        let file = words
+            .get_mut(place)
+            .filter(|file| place == 1 || file.contains('/'))?;
+        let beside = folder.join(&*file);
+        if Path::new(file).exists() || !beside.exists() {
+            return None;
+        }
+        *file = beside.to_str()?.to_owned();
+        Some(Self::Words(words))
+    }
+}
+
+/// Returns whether the first word is an interpreter, and the second its script.
+fn begins_with_a_script(words: &[String]) -> bool {
+    let name = words
+        .first()
+        .and_then(|first| Path::new(first).file_name())
+        .and_then(|name| name.to_str())
+        .unwrap_or_default()
+        .trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
+    INTERPRETERS.contains(&name)
+        && words
+            .get(1)
+            .is_some_and(|script| !script.starts_with('-') && !script.contains('='))
 }
 
 /// The folder that relative paths begin in.
@@ -202,6 +229,35 @@ mod tests {
         }
         let words = Program::Words(vec!["no such program".to_owned()]);
         assert!(words.missing().is_some());
+    }
+
+    #[test]
+    fn a_file_that_is_not_here_is_the_one_beside() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("worker.py"), "").unwrap();
+        std::fs::write(dir.path().join("Cargo.toml"), "").unwrap();
+        let script = dir.path().join("worker.py").to_str().unwrap().to_owned();
+        for text in ["python3 worker.py x", "python3 'worker.py' x"] {
+            let words = ["python3", &script, "x"].map(str::to_owned).to_vec();
+            let found = Program::Shell(text.to_owned()).beside(dir.path());
+            assert_eq!(found, Some(Program::Words(words)), "{text}");
+        }
+        let own = Program::Words(vec!["./worker.py".to_owned()]).beside(dir.path());
+        let expected = dir.path().join("./worker.py").to_str().unwrap().to_owned();
+        assert_eq!(own, Some(Program::Words(vec![expected])));
+        for same in [
+            "python3 Cargo.toml",
+            "python3 no-such.py",
+            "worker.py",
+            "cd x && python3 worker.py",
+            "python3 -m worker.py",
+        ] {
+            assert_eq!(
+                Program::Shell(same.to_owned()).beside(dir.path()),
+                None,
+                "{same}"
+            );
+        }
     }
 
     #[test]

@@ -5,8 +5,13 @@ use std::time::Duration;
 
 use oncegate_runtime::health::WorkerStatus;
 use tokio::sync::watch;
+use tracing::{info, warn};
 
 use crate::error::WorkerError;
+
+/// The number of requests in a row that a worker behind HTTP takes no connection for until it
+/// counts as gone: one may meet a restart, or a full backlog.
+const GONE_AFTER: u32 = 3;
 
 /// The current state of a worker. All clones share it.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +22,8 @@ struct Worked {
     status: WorkerStatus,
     /// `true` if the worker's program cannot be started.
     cannot_start: bool,
+    /// The number of requests in a row that a worker behind HTTP has taken no connection for.
+    unreachable_in_a_row: u32,
 }
 
 /// The end of a process that was to go on.
@@ -58,6 +65,36 @@ impl WorkerReport {
             status.ready += 1;
             status.not_ready = None;
         });
+    }
+
+    /// A worker behind HTTP has taken no connection for a request.
+    pub(crate) fn unreachable(&self, why: &str) {
+        let mut is_news = false;
+        self.0.send_modify(|worked| {
+            worked.unreachable_in_a_row = worked.unreachable_in_a_row.saturating_add(1);
+            if worked.unreachable_in_a_row >= GONE_AFTER {
+                is_news = worked.status.not_ready.replace(why.to_owned()).is_none();
+            }
+        });
+        if is_news {
+            warn!(
+                why,
+                "the worker is not ready any more; its messages wait for it"
+            );
+        }
+    }
+
+    /// A worker behind HTTP has answered a request.
+    pub(crate) fn reached(&self) {
+        let mut is_news = false;
+        self.0.send_if_modified(|worked| {
+            worked.unreachable_in_a_row = 0;
+            is_news = worked.status.not_ready.take().is_some();
+            is_news
+        });
+        if is_news {
+            info!("the worker is ready again");
+        }
     }
 
     /// A process has ended that was to go on.

@@ -85,7 +85,9 @@ impl Worker {
         let most = limits.result_max_bytes;
         let mut foreman = None;
         let called = match kind {
-            WorkerKind::Http(settings) => Called::Http(Caller::new(&settings, limits.lease, most)?),
+            WorkerKind::Http(settings) => {
+                Called::Http(Caller::new(&settings, limits.lease, most, &report)?)
+            }
             WorkerKind::Exec { program, workers } => {
                 let program = limits.runnable(program);
                 let (crew, started) =
@@ -143,6 +145,14 @@ impl Worker {
             }
             tries = tries.wrapping_add(1);
             tokio::time::sleep(READY_INTERVAL).await;
+        }
+    }
+
+    /// Lets no more messages begin, because the consumer stops: those that were sent to the worker
+    /// and have not begun are not run.
+    pub fn rest(&self) {
+        if let Called::Exec(crew) = &self.called {
+            crew.rest();
         }
     }
 

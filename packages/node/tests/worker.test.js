@@ -3,7 +3,7 @@
 const assert = require("node:assert/strict");
 const { spawn } = require("node:child_process");
 const { once } = require("node:events");
-const { chmodSync, cpSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } = require("node:fs");
+const { chmodSync, cpSync, mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } = require("node:fs");
 const { tmpdir } = require("node:os");
 const { join, resolve } = require("node:path");
 const test = require("node:test");
@@ -381,8 +381,30 @@ test("the command passes SIGTERM on, and ends when the program has ended", async
   assert.equal(await started.end(), 0);
 });
 
+/** A folder of PATH that has this launcher as npm puts it there, and nothing else. */
+function folderWith(context, launcher) {
+  const folder = mkdtempSync(join(tmpdir(), "oncegate-"));
+  context.after(() => rmSync(folder, { recursive: true }));
+  symlinkSync(launcher, join(folder, "oncegate"));
+  return folder;
+}
+
 test("without a program the command says so", async (context) => {
-  const started = new Process(context, process.execPath, installed(context, null), "run");
+  const launcher = installed(context, null);
+  const path = `PATH=${folderWith(context, launcher)}`;
+  const started = new Process(context, "env", path, process.execPath, launcher, "run");
   assert.equal(await started.end(), 78);
   assert.match(started.err, /oncegate-.* is not installed/);
+});
+
+test("without the platform's package the program is the one in PATH", async (context) => {
+  const launcher = installed(context, null);
+  const folder = mkdtempSync(join(tmpdir(), "oncegate-"));
+  context.after(() => rmSync(folder, { recursive: true }));
+  writeFileSync(join(folder, "oncegate"), '#!/bin/sh\necho "$@"\n');
+  chmodSync(join(folder, "oncegate"), 0o755);
+  const path = `PATH=${folderWith(context, launcher)}:${folder}`;
+  const started = new Process(context, "env", path, process.execPath, launcher, "key", "--json");
+  assert.equal(await started.end(), 0);
+  assert.equal(started.out, "key --json\n");
 });

@@ -90,7 +90,7 @@ class WorkerTest(WorkerCase):
             "    if order == 'exit': sys.exit(3)\n"
             "    return order"
         )
-        self.assertEqual(process.ready, {"type": "ready", "v": 1, "max_in_flight": 1})
+        self.assertEqual(process.ready, {"type": "ready", "v": 1, "max_in_flight": 1, "ahead": 16})
         self.assertEqual(process.answer("[9007199254740993]"), {"outcome": "complete", "result": [9007199254740993]})
         self.assertEqual(process.answer("null"), {"outcome": "complete"})
         self.assertEqual(process.answer('"retry"'), {"outcome": "retry", "reason": "busy", "delay_ms": 500})
@@ -106,6 +106,39 @@ class WorkerTest(WorkerCase):
         code, out, err = process.end()
         self.assertEqual((code, out), (0, ""))
         self.assertIn("KeyError: 'missing'", err)
+
+    def test_what_is_ahead_begins_after_an_answer_or_never(self):
+        """The first message waits until its cancellation, and those behind it have not begun."""
+        process = self.start(
+            "def handle(message):\n"
+            "    print('begun', message.idempotency_key, flush=True)\n"
+            "    if message.json() == 'wait': message.cancelled.wait()\n"
+        )
+        process.give("1", '"wait"', idempotency_key="k1")
+        for id in ["2", "3", "4"]:
+            process.give(id, idempotency_key=f"k{id}")
+        # What has begun is not recalled, and what has not is.
+        process.send(type="recall", id="1")
+        process.send(type="recall", id="3")
+        self.assertEqual(process.read(), {"id": "3", "outcome": "not-run"})
+        process.send(type="cancel", id="4")
+        self.assertEqual(process.read(), {"id": "4", "outcome": "not-run"})
+        process.send(type="cancel", id="1")
+        self.assertEqual(process.read(), {"id": "1", "outcome": "complete"})
+        self.assertEqual(process.read(), {"id": "2", "outcome": "complete"})
+        for kind in ["recall", "cancel"]:
+            process.send(type=kind, id="2")
+        code, out, err = process.end()
+        self.assertEqual((code, out), (0, ""))
+        self.assertEqual(err.split("\n"), ["begun k1", "begun k2", ""])
+
+    def test_nothing_begins_after_the_end_of_input(self):
+        process = self.start("def handle(message):\n    if message.json() == 'wait': message.cancelled.wait(0.5)\n")
+        process.give("1", '"wait"')
+        process.give("2")
+        code, out, _ = process.end()
+        answers = {answer["id"]: answer["outcome"] for answer in map(json.loads, out.splitlines())}
+        self.assertEqual((code, answers), (0, {"1": "complete", "2": "not-run"}))
 
     def test_a_message_has_what_the_line_has(self):
         process = self.start(

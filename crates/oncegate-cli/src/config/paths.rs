@@ -3,6 +3,7 @@
 
 use std::path::{self, Path, PathBuf};
 
+use oncegate_worker::Program;
 use toml::{Table, Value};
 
 /// Settings that are paths, wherever they stand. Secrets and dead letters in a file are both
@@ -62,9 +63,34 @@ pub(super) fn resolve(table: &mut Table, folder: &Path) {
                 {
                     *url = format!("sqlite:{}", within(folder, &file.to_string_lossy()));
                 }
+                if name == "handler" {
+                    find_worker(inner, folder);
+                }
                 resolve(inner, folder);
             }
             _ => {}
+        }
+    }
+}
+
+/// Names the file of a worker that is beside the file of settings and not in the working
+/// directory.
+fn find_worker(handler: &mut Table, folder: &Path) {
+    for kind in ["exec", "command"] {
+        let Some(program) = handler.get_mut(kind) else {
+            continue;
+        };
+        let given = match &*program {
+            Value::String(text) => Some(Program::Shell(text.clone())),
+            Value::Array(words) => words
+                .iter()
+                .map(|word| word.as_str().map(str::to_owned))
+                .collect::<Option<_>>()
+                .map(Program::Words),
+            _ => None,
+        };
+        if let Some(Program::Words(words)) = given.and_then(|given| given.beside(folder)) {
+            *program = Value::from(words);
         }
     }
 }
@@ -80,6 +106,32 @@ fn within(folder: &Path, path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_workers_file_is_the_one_beside_the_file_of_settings() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("worker.py"), "").unwrap();
+        let text = r#"
+            [consumer.a.handler]
+            exec = "python3 worker.py"
+            [consumer.b.handler]
+            command = ["python3", "worker.py", "x"]
+            [consumer.c.handler]
+            command = "python3 elsewhere.py"
+        "#;
+        let mut table: Table = toml::from_str(text).unwrap();
+        resolve(&mut table, dir.path());
+        let consumers = table["consumer"].as_table().unwrap();
+        let script = dir.path().join("worker.py");
+        for (name, kind, place) in [("a", "exec", 1), ("b", "command", 1)] {
+            let words = consumers[name]["handler"][kind].as_array().unwrap();
+            assert_eq!(words[place].as_str(), script.to_str(), "{name}");
+        }
+        assert_eq!(
+            consumers["c"]["handler"]["command"].as_str(),
+            Some("python3 elsewhere.py")
+        );
+    }
 
     #[test]
     fn paths_are_those_beside_the_file() {

@@ -323,6 +323,7 @@ async fn consume(ready: Assembled, stop: &CancellationToken) -> Result<(), Probl
             () = stop.cancelled() => {}
             () = worker.unfit() => {}
         }
+        worker.rest();
     };
     consumer.run_until(stopped).await.map_err(problem)?;
     match worker.why_unfit() {

@@ -4,6 +4,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
 
 use super::{Answer, command, oncegate};
 
@@ -150,6 +152,43 @@ async fn a_worker_in_rust_runs() {
 #[tokio::test]
 async fn a_worker_in_bash_runs() {
     runs("bash").await;
+}
+
+/// An argument of a program has a limit of 128 KiB, and for curl one that begins with @ is a file.
+#[tokio::test]
+async fn a_worker_in_bash_passes_on_whatever_is_in_an_order() {
+    let (dir, answer) = initialised(&["--language", "bash"]).await;
+    answer.ended(0);
+    let folder = dir.path().join("billing");
+    let large = format!(r#"{{"order_id":"A-1","note":"{}"}}"#, "n".repeat(200_000));
+    for order in [large.as_str(), "@worker.sh"] {
+        let bank = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        std::fs::write(folder.join("order"), order).unwrap();
+        let mut worker = tokio::process::Command::new("bash");
+        worker.arg("worker.sh").current_dir(&folder);
+        let url = format!("http://{}", bank.local_addr().unwrap());
+        worker.env("ONCEGATE_DOWNSTREAM", url);
+        worker.env("ONCEGATE_IDEMPOTENCY_KEY", "key");
+        worker.stdin(std::fs::File::open(folder.join("order")).unwrap());
+        let served = async {
+            let (mut stream, _) = bank.accept().await.unwrap();
+            let mut request = Vec::new();
+            let mut is_continued = false;
+            while !request.ends_with(order.as_bytes()) {
+                assert!(stream.read_buf(&mut request).await.unwrap() > 0);
+                // curl asks before it sends what is large.
+                if !is_continued && request.ends_with(b"\r\n\r\n") {
+                    let go_on = b"HTTP/1.1 100 Continue\r\n\r\n";
+                    stream.write_all(go_on).await.unwrap();
+                    is_continued = true;
+                }
+            }
+            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+            stream.write_all(answer).await.unwrap();
+        };
+        let ended = tokio::join!(worker.output(), served).0.unwrap();
+        assert!(ended.status.success(), "{ended:?}");
+    }
 }
 
 /// The effect has happened whatever becomes of the result, and what the user's code prints is no

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::Stage;
 use super::libraries::Libraries;
+use super::stdin::{Feed, order};
 
 /// The first message prints and waits for its cancellation; each notes what it was given.
 const PYTHON: &str = r#"
@@ -255,4 +256,61 @@ async fn each_message_of_a_batch_in_python_has_its_own_outcome() {
 #[tokio::test]
 async fn each_message_of_a_batch_in_node_has_its_own_outcome() {
     has_an_outcome_for_each("worker.js", NODE_BATCHES, Libraries::node).await;
+}
+
+/// Notes each run, and kills its process at the first run of some orders.
+const PYTHON_KILLED: &str = r#"
+import json, os, signal
+from oncegate import Message, worker
+
+@worker
+def handle(message: Message) -> None:
+    order = message.json()["order_id"]
+    with open("ledger", "a") as ledger:
+        ledger.write(json.dumps([order, message.attempt, message.recovered]) + "\n")
+    if message.attempt == 1 and int(order[2:]) % 50 == 49:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+handle.run()
+"#;
+
+/// A function takes messages ahead. A process that dies with some has begun one of them.
+// invariant: ahead-not-begun
+#[tokio::test]
+async fn what_a_process_that_dies_was_sent_ahead_runs_once() {
+    const ORDERS: usize = 400;
+    let orders: Vec<String> = (0..ORDERS).map(|n| order(&format!("A-{n}"))).collect();
+    let feed = Feed::of(&orders.iter().map(String::as_str).collect::<Vec<_>>());
+    std::fs::write(feed.path("worker.py"), PYTHON_KILLED).unwrap();
+    let command = Libraries::new().python(Path::new("worker.py"));
+    let flags = [
+        "--handler-exec",
+        &command,
+        "--workers",
+        "2",
+        "--lease",
+        "1s",
+    ];
+    let ended = feed.run(&flags).await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(
+        ended.err.contains("messages that the worker has not begun"),
+        "none was sent ahead: {}",
+        ended.err
+    );
+    let mut runs: BTreeMap<usize, Vec<(u32, bool)>> = BTreeMap::new();
+    for line in feed.ledger() {
+        let noted: (String, u32, bool) = serde_json::from_str(&line).unwrap();
+        let number = noted.0[2..].parse().unwrap();
+        runs.entry(number).or_default().push((noted.1, noted.2));
+    }
+    assert_eq!(runs.len(), ORDERS);
+    for (number, runs) in runs {
+        let expected: &[(u32, bool)] = if number % 50 == 49 {
+            &[(1, false), (2, true)]
+        } else {
+            &[(1, false)]
+        };
+        assert_eq!(runs, expected, "A-{number}: {}", ended.err);
+    }
 }

@@ -9,6 +9,7 @@
 mod batches;
 mod dead_letter_limit;
 mod examples;
+mod gateways;
 mod hung;
 mod journal;
 mod kills;

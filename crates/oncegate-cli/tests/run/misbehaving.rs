@@ -13,7 +13,9 @@ use super::{LIMIT, Stage};
 /// What a worker does at the first attempt of a message that names it.
 fn first_answer(how: &str) -> Answer {
     match how {
-        "404" | "401" | "429" | "503" | "500" => Answer::status(
+        "503" | "504" => Answer::status(how.parse().unwrap(), "", "no upstream"),
+        "own-503" => Answer::status(503, "oncegate-outcome: retry\r\n", "not now"),
+        "404" | "401" | "429" | "500" => Answer::status(
             how.parse().unwrap(),
             if how == "429" {
                 "retry-after: 0\r\n"
@@ -37,8 +39,16 @@ fn first_answer(how: &str) -> Answer {
     }
 }
 
-const TRIED_AGAIN: [&str; 7] = ["404", "401", "429", "503", "500", "redirect", "says-retry"];
-const UNKNOWN: [&str; 4] = ["garbage", "half", "nothing", "silence"];
+const TRIED_AGAIN: [&str; 7] = [
+    "404",
+    "401",
+    "429",
+    "own-503",
+    "500",
+    "redirect",
+    "says-retry",
+];
+const UNKNOWN: [&str; 6] = ["garbage", "half", "nothing", "silence", "503", "504"];
 
 /// What the body names.
 fn how(asked: &Asked) -> String {
@@ -167,7 +177,7 @@ async fn nothing_runs_before_readiness_and_no_payload_is_logged() {
 #[tokio::test]
 async fn stdio_workers_that_damage_an_answer_are_started_again() {
     let stage = Stage::with_orders(4).await;
-    // The first process prints into its answer; the second answers too much for another message.
+    // The first process damages its answer; the second answers too much for another message.
     let script = r#"
 import json, os, sys
 def say(line): print(line, flush=True)
@@ -178,9 +188,9 @@ for line in sys.stdin:
     first = not os.path.exists(sys.argv[1])
     with open(sys.argv[1], "a") as log:
         log.write(json.dumps([json.loads(message["payload"])["order_id"], message["attempt"], message["recovered"]]) + "\n")
-    if first: print("charging the card", end=" ")
-    say(json.dumps({"id": "no such id", "outcome": "complete"}))
-    say(json.dumps({"id": message["id"], "outcome": "complete"}))
+    answer = json.dumps({"id": message["id"], "outcome": "complete"})
+    if not first: say(json.dumps({"id": "no such id", "outcome": "complete"}))
+    say(answer.replace('"id"', '"id').replace(message["id"], "") if first else answer)
 "#;
     let path = stage.path("worker.py");
     std::fs::write(&path, script).unwrap();
@@ -204,7 +214,9 @@ for line in sys.stdin:
     );
     assert_eq!(told.len(), 5, "{told:?}");
     assert!(
-        stage.log().contains("charging the card"),
+        stage
+            .log()
+            .contains("is no JSON; only the protocol belongs there"),
         "the line is named: {}",
         stage.log()
     );

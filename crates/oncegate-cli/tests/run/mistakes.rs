@@ -39,22 +39,21 @@ async fn an_unknown_id_is_told() {
     is_told(
         wrong,
         &[
-            "answered a message that it does not have",
-            "no such",
-            "line=2",
+            "line 2 of its standard output answers \\\"no such\\\", which it was not given",
+            "`id` must be that of the message",
         ],
     )
     .await;
 }
 
 #[tokio::test]
-async fn a_number_as_id_is_told() {
-    let wrong = r#"say(json.dumps({"id": int(id), "outcome": "complete"}))"#;
+async fn a_missing_id_is_told() {
+    let wrong = r#"say(json.dumps({"outcome": "complete"}))"#;
     is_told(
         wrong,
         &[
-            "line 2 of its standard output has a number as its `id`",
-            "the string",
+            "line 2 of its standard output has no `id`",
+            "it is that of the message",
         ],
     )
     .await;

@@ -17,7 +17,11 @@ async fn while_the_worker_answers_503_nothing_is_dead_lettered() {
     let is_down = Arc::clone(&down);
     let worker = RawWorker::start(move |_| {
         if is_down.load(SeqCst) {
-            Answer::status(503, "", "the bank does not answer")
+            Answer::status(
+                503,
+                "oncegate-outcome: retry\r\n",
+                "the bank does not answer",
+            )
         } else {
             Answer::status(200, "", "")
         }
@@ -70,7 +74,11 @@ async fn thirteen_restarts_while_the_worker_is_down_bury_no_message() {
     let is_down = Arc::clone(&down);
     let worker = RawWorker::start(move |_| {
         if is_down.load(SeqCst) {
-            Answer::status(503, "", "the bank does not answer")
+            Answer::status(
+                503,
+                "oncegate-outcome: retry\r\n",
+                "the bank does not answer",
+            )
         } else {
             Answer::status(200, "", "")
         }

@@ -100,6 +100,61 @@ async fn what_is_no_answer_costs_no_message() {
     }
 }
 
+/// A known outcome stays known, whatever stands beside it: each of these was unknown, and repeated
+/// the effects of its messages.
+// invariant: answers-in-noise
+#[tokio::test]
+async fn what_stands_beside_an_outcome_costs_no_effect() {
+    for beside in [
+        r#"write('charging [====>  ] 50%\rcharging [======] 100%\r' + line(id) + '\n')"#,
+        r#"__import__('subprocess').run(['printf', 'sending...']); write(line(id) + '\n')"#,
+        r#"write('WARN config={retries: 3} ' + line(id) + '\n')"#,
+        r#"write('\x1b[32mok\x1b[0m ' + line(id) + '\n')"#,
+        r#"out.write(b'\xff '); write(line(id) + '\n')"#,
+        r#"write('42 ' + line(id) + '\n')"#,
+        r#"write('[step 1 of 3: sending\n' + line(id) + '\n')"#,
+        r#"write('{step 1 of 3: sending\n' + line(id) + '\n')"#,
+        r#"write('{"step": \n' + line(id) + '\n')"#,
+        r#"write('data: ' + line(id) + '\n\n')"#,
+        r#"write('\0' + line(id) + '\n')"#,
+        r#"write(json.dumps(line(id)) + '\n')"#,
+        r#"write(json.dumps({'event': 'done', 'answer': json.loads(line(id))}) + '\n')"#,
+        r#"write(line(id, reason={'code': 1}) + '\n')"#,
+        r#"write(line(id, delay_ms=-1, reason=7) + '\n')"#,
+        r#"write(json.dumps({'id': int(id), 'outcome': 'COMPLETE'}) + '\n')"#,
+        r#"write(json.dumps({'level': 30, 'id': id, 'msg': 'charged'}) + '\n' + line(id) + '\n')"#,
+        r#"write(json.dumps({'order': 'A', 'outcome': 'complete'}) + '\n' + line(id) + '\n')"#,
+    ] {
+        let feed = three_orders(&answering(beside));
+        let ended = feed.run(&[&EXEC[..], &["--lease", "1s"]].concat()).await;
+        assert_eq!(ended.code, Some(0), "{beside}: {ended:?}");
+        assert_eq!(noted(&feed), once_each(), "{beside}: {ended:?}");
+        assert!(!ended.err.contains("restarting"), "{beside}: {ended:?}");
+    }
+}
+
+/// The retry that was asked for comes, however its delay is written.
+#[tokio::test]
+async fn a_delay_that_is_none_has_its_default() {
+    for delay in ["500.0", "5e2", "\"500\"", "0.5", "-1", "{}"] {
+        let answer = format!(
+            r#"write('{{"id":"%s","outcome":"retry","delay_ms":{delay}}}\n' % id) if message['attempt'] == 1 else write(line(id) + '\n')"#
+        );
+        let feed = three_orders(&answering(&answer));
+        let ended = feed.run(&[&EXEC[..], &["--lease", "1s"]].concat()).await;
+        assert_eq!(ended.code, Some(0), "{delay}: {ended:?}");
+        let twice: Vec<Noted> = once_each()
+            .into_iter()
+            .flat_map(|(order, _, _)| [(order.clone(), 1, false), (order, 2, false)])
+            .collect();
+        assert_eq!(noted(&feed), twice, "{delay}: {ended:?}");
+        let is_wrong = ended
+            .err
+            .contains("a field of the worker's answer is wrong");
+        assert_eq!(is_wrong, !delay.starts_with('5'), "{delay}: {ended:?}");
+    }
+}
+
 #[tokio::test]
 async fn answers_of_two_threads_on_one_line_count() {
     let script = worker(
@@ -143,9 +198,11 @@ async fn a_result_that_is_no_json_is_not_kept() {
 #[tokio::test]
 async fn a_worker_that_answers_wrongly_stops_its_consumer() {
     for wrong in [
-        "write('done ' + line(id) + '\\n')",
         "write(json.dumps({'id': id, 'outcome': 'done'}) + '\\n')",
-        "write(json.dumps({'id': int(id), 'outcome': 'complete'}) + '\\n')",
+        "write(line(id + '0') + '\\n')",
+        "write(line('1') + '\\n')",
+        "write(json.dumps({'outcome': 'complete'}) + '\\n')",
+        "write(line(id)[:-9] + '\\n')",
     ] {
         let feed = three_orders(&answering(wrong));
         let flags = [

@@ -13,7 +13,11 @@ async fn a_far_off_retry_waits_in_its_topic_and_holds_up_nothing() {
     let stage = Stage::with_orders(20).await;
     let later = stage.kafka.new_topic("run-later", 1).await;
     let worker = RawWorker::start(|asked| match (asked.body.as_str(), asked.attempt()) {
-        (LATER, 1) => Answer::status(503, "retry-after: 3\r\n", "the bank is closed"),
+        (LATER, 1) => Answer::status(
+            503,
+            "oncegate-outcome: retry\r\nretry-after: 3\r\n",
+            "the bank is closed",
+        ),
         _ => Answer::status(200, "", "done"),
     })
     .await;

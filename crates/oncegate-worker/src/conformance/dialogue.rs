@@ -1,5 +1,6 @@
 //! Tests one worker on standard streams, line by line.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,11 +13,10 @@ use tokio::time::{Instant, timeout};
 use crate::exec::slot::{END_GRACE, TERM_GRACE};
 use crate::process::{self, Leftovers, Process, Runnable, log};
 use crate::protocol::call::AttemptInfo;
-use crate::protocol::lines::{
-    HandleLine, Line, Outgoing, Ready, ReadyType, WorkerLine, parse, write_lines,
-};
+use crate::protocol::lines::{HandleLine, Outgoing, write_lines};
 use crate::protocol::reply::Reply;
-use crate::protocol::values::read_values;
+use crate::protocol::said::{Answer, Ready};
+use crate::protocol::values::{Finder, Written, read_chunks};
 
 /// The most lines that may wait in either direction.
 const LINES_WAITING: usize = 64;
@@ -36,7 +36,10 @@ struct Running {
     process: Process,
     /// The sender to the worker, whose input ends when this is dropped.
     tell: mpsc::Sender<Outgoing>,
-    said: mpsc::Receiver<Line>,
+    said: mpsc::Receiver<Vec<u8>>,
+    finder: Finder,
+    /// The findings in its output that were not dealt with.
+    written: VecDeque<Written>,
     _streams: JoinSet<()>,
 }
 
@@ -68,7 +71,7 @@ impl Dialogue {
         }
         self.running = None;
         let mut running = Running::start(&self.program).await?;
-        let first = timeout(self.patience, running.said.recv()).await;
+        let first = timeout(self.patience, running.written()).await;
         match first {
             Err(_) => {
                 return Err(format!(
@@ -77,19 +80,14 @@ impl Dialogue {
                 ));
             }
             Ok(None) => return Err("it ended before it was ready".to_owned()),
-            Ok(Some(line)) => match parse(&line).map_err(|misread| misread.why)? {
-                WorkerLine::Ready(Ready {
-                    r#type: ReadyType::Ready,
-                    v: 1,
-                    ..
-                }) => {}
-                WorkerLine::Ready(Ready { v, .. }) => {
-                    return Err(format!("it speaks version {v} of the protocol, not 1"));
-                }
-                WorkerLine::Answer(_) | WorkerLine::Answers(_) => {
-                    return Err("its first line was an answer".to_owned());
-                }
-            },
+            Ok(Some(Written::Ready(Ready { v: 1, .. }))) => {}
+            Ok(Some(Written::Ready(Ready { v, .. }))) => {
+                return Err(format!("it speaks version {v} of the protocol, not 1"));
+            }
+            Ok(Some(Written::Answer { .. })) => {
+                return Err("its first line was an answer".to_owned());
+            }
+            Ok(Some(Written::Wrong { why, .. } | Written::Noise { why })) => return Err(why),
         }
         self.running = Some(running);
         Ok(())
@@ -145,7 +143,7 @@ impl Dialogue {
             return Reply::unknown("it does not run");
         };
         loop {
-            let line = match tokio::time::timeout_at(give_up_at, running.said.recv()).await {
+            let written = match tokio::time::timeout_at(give_up_at, running.written()).await {
                 Err(_) => {
                     return Reply::unknown(format!(
                         "no answer within {:?} (--patience)",
@@ -156,25 +154,31 @@ impl Dialogue {
                     self.running = None;
                     return Reply::unknown("its process ended");
                 }
-                Ok(Some(line)) => line,
+                Ok(Some(written)) => written,
             };
-            match parse(&line) {
-                Err(misread) => {
-                    // `oncegate run` goes on after some of these; a worker should write none of
-                    // them.
+            match written {
+                Written::Answer {
+                    answer:
+                        Answer {
+                            flaw: Some(flaw), ..
+                        },
+                    line,
+                } => {
                     self.running = None;
-                    return Reply::unknown(misread.why);
+                    return Reply::unknown(format!(
+                        "line {line} of its standard output is an answer with a wrong field: {flaw}"
+                    ));
                 }
-                Ok(WorkerLine::Ready(_)) => {
+                // `oncegate run` goes on after some of these; a worker should write none of them.
+                Written::Wrong { why, .. } | Written::Noise { why } => {
+                    self.running = None;
+                    return Reply::unknown(why);
+                }
+                Written::Ready(_) => {
                     return Reply::unknown("it reported twice that it is ready");
                 }
-                Ok(WorkerLine::Answer(answer)) if answer.id == id => return answer.into(),
-                Ok(WorkerLine::Answers(answers)) => {
-                    if let Some(answer) = answers.into_iter().find(|answer| answer.id == id) {
-                        return answer.into();
-                    }
-                }
-                Ok(WorkerLine::Answer(_)) => {}
+                Written::Answer { answer, .. } if answer.id == id => return answer.into(),
+                Written::Answer { .. } => {}
             }
         }
     }
@@ -190,6 +194,7 @@ impl Dialogue {
             tell,
             said: _said,
             _streams,
+            ..
         }) = self.running.take()
         else {
             return Err("it does not run".to_owned());
@@ -234,8 +239,8 @@ impl Running {
         let (process, (stdin, stdout, stderr)) =
             started.map_err(|error| format!("it cannot be started: {error}"))?;
         let mut streams = JoinSet::new();
-        let (lines, said) = mpsc::channel(LINES_WAITING);
-        streams.spawn(async move { read_values(stdout, lines).await });
+        let (chunks, said) = mpsc::channel(LINES_WAITING);
+        streams.spawn(async move { read_chunks(stdout, chunks).await });
         let (tell, lines) = mpsc::channel(LINES_WAITING);
         streams.spawn(async move { write_lines(stdin, lines).await });
         streams.spawn(async move { drop(log(1, stderr).await) });
@@ -243,7 +248,27 @@ impl Running {
             process,
             tell,
             said,
+            finder: Finder::default(),
+            written: VecDeque::new(),
             _streams: streams,
         })
+    }
+
+    /// Returns what the worker has written next; `None` at the end of its output.
+    async fn written(&mut self) -> Option<Written> {
+        loop {
+            if let Some(written) = self.written.pop_front() {
+                return Some(written);
+            }
+            // A worker that is tested has one message.
+            let known = &|_: &str| true;
+            match self.said.recv().await {
+                Some(chunk) => self.written.extend(self.finder.take(&chunk, known)),
+                None => {
+                    self.written.extend(self.finder.end(known));
+                    return self.written.pop_front();
+                }
+            }
+        }
     }
 }

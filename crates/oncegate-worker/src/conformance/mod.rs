@@ -68,7 +68,12 @@ impl Subject {
     ) -> Result<Self, WorkerError> {
         let most = limits.result_max_bytes;
         let tested = match kind {
-            WorkerKind::Http(settings) => Tested::Http(Caller::new(&settings, limits.lease, most)?),
+            WorkerKind::Http(settings) => Tested::Http(Caller::new(
+                &settings,
+                limits.lease,
+                most,
+                &WorkerReport::default(),
+            )?),
             WorkerKind::Exec { program, .. } => Tested::Exec(Dialogue::new(
                 limits.runnable(program),
                 limits.lease,

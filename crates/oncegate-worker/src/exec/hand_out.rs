@@ -7,9 +7,10 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use oncegate_runtime::Message;
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
 use super::Crew;
-use super::session::Job;
+use super::job::Job;
 use super::violations::Violations;
 use crate::protocol::call::{AttemptInfo, Call, Order};
 use crate::protocol::reply::{BatchReply, Reply};
@@ -87,6 +88,7 @@ impl Crew {
         let are_stopped = tokio::select! {
             biased;
             () = self.unfit() => true,
+            () = self.rest.cancelled() => true,
             sent = self.jobs.send(job) => sent.is_err(),
         };
         let each = answers.into_iter().enumerate();
@@ -95,6 +97,7 @@ impl Crew {
                 answer,
                 call: call.clone(),
                 violations: Arc::clone(&self.violations),
+                rest: self.rest.clone(),
             };
             waiting.reply(place, are_stopped)
         })
@@ -107,6 +110,7 @@ struct Waiting {
     answer: oneshot::Receiver<Reply>,
     call: Call,
     violations: Arc<Violations>,
+    rest: CancellationToken,
 }
 
 impl Waiting {
@@ -115,7 +119,7 @@ impl Waiting {
         let answer = tokio::select! {
             biased;
             answer = &mut self.answer => answer.ok(),
-            () = forestalled(&self.violations, &self.call) => None,
+            () = forestalled(&self.violations, &self.rest, &self.call) => None,
         };
         let reply = match answer {
             Some(reply) => reply,
@@ -127,9 +131,13 @@ impl Waiting {
     }
 }
 
-/// Resolves when the consumer must stop because of its workers, and the call has not begun.
-async fn forestalled(violations: &Violations, call: &Call) {
-    violations.too_many().await;
+/// Resolves when the consumer stops, or must stop because of its workers, and the call has not
+/// begun.
+async fn forestalled(violations: &Violations, rest: &CancellationToken, call: &Call) {
+    tokio::select! {
+        () = violations.too_many() => {}
+        () = rest.cancelled() => {}
+    }
     if !call.forestall() {
         std::future::pending::<()>().await;
     }

@@ -4,18 +4,23 @@
 //! worker takes a message when it has fewer than its limit in flight; a message is in flight until
 //! it is answered, also after it was cancelled. A worker that ends, damages an answer, or stays
 //! silent about a cancelled message is restarted. The outcome of its messages in flight is unknown,
-//! because they may have been handled in part. Messages it was not given have not begun. A wrong
-//! answer that names its message costs only that message, and what is no answer at all costs none.
-//! The second wrong or damaged answer in a row is a mistake of the program, not of a message: the
-//! consumer stops.
+//! because they may have been handled in part. Messages it was not given have not begun, and
+//! neither have those that it was sent ahead, before it had answered others (`ahead`): they go to
+//! another worker. A wrong answer that names its message costs only that message, and what is no
+//! answer at all costs none. The second wrong or damaged answer in a row is a mistake of the
+//! program, not of a message: the consumer stops.
 //!
 //! | layer | files |
 //! |---|---|
 //! | messages are handed out | `hand_out` |
 //! | one worker, whose process may be replaced | `slot` |
-//! | one process | `session`, `violations` |
+//! | one process | `session` |
+//! | its messages; its mistakes | `job`, `violations` |
+//! | its lines | `ahead` |
 
+mod ahead;
 mod hand_out;
+mod job;
 mod session;
 pub(crate) mod slot;
 mod violations;
@@ -29,7 +34,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use self::session::Job;
+use self::job::{Job, Returned};
 use self::slot::{END_GRACE, Slot};
 use self::violations::Violations;
 use crate::error::WorkerError;
@@ -40,10 +45,12 @@ use crate::report::WorkerReport;
 pub(crate) struct Crew {
     jobs: mpsc::Sender<Job>,
     workers: u32,
-    /// The `max_in_flight` of one worker, once the first worker has reported it.
+    /// The number of messages that one worker takes, once the first worker has reported it.
     wanted: watch::Receiver<Option<usize>>,
     report: WorkerReport,
     violations: Arc<Violations>,
+    /// Cancelled when no more messages are to begin.
+    rest: CancellationToken,
 }
 
 /// Keeps the workers running until it is stopped.
@@ -76,6 +83,8 @@ impl Crew {
         let forced = Arc::<AtomicBool>::default();
         let end_grace = Arc::<OnceLock<Duration>>::default();
         let violations = Arc::<Violations>::default();
+        let returned = Arc::<Returned>::default();
+        let rest = CancellationToken::new();
         for number in 1..=workers {
             let slot = Slot {
                 number,
@@ -83,6 +92,8 @@ impl Crew {
                 lease,
                 in_batches,
                 queue: Arc::clone(&queue),
+                returned: Arc::clone(&returned),
+                rest: rest.clone(),
                 wants: wants.clone(),
                 report: report.clone(),
                 stop: stop.clone(),
@@ -99,6 +110,7 @@ impl Crew {
                 wanted,
                 report: report.clone(),
                 violations,
+                rest,
             },
             Foreman {
                 tasks,
@@ -107,6 +119,11 @@ impl Crew {
                 end_grace,
             },
         )
+    }
+
+    /// Lets no more messages begin: what no worker has begun is not run.
+    pub(crate) fn rest(&self) {
+        self.rest.cancel();
     }
 
     /// Resolves when a worker has broken the protocol so that the consumer must stop.

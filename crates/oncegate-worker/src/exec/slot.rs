@@ -12,19 +12,24 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-use super::session::{Job, REMINDER, Session};
+use super::ahead::Lines;
+use super::job::{Job, Returned, Taken};
+use super::session::{REMINDER, Session};
 use super::violations::Violations;
 use crate::process::{self, Leftovers, Process, Runnable, Streams, log};
-use crate::protocol::lines::{Line, Misread, Ready, ReadyType, WorkerLine, parse, write_lines};
-use crate::protocol::values::read_values;
+use crate::protocol::lines::write_lines;
+use crate::protocol::said::Ready;
+use crate::protocol::values::{Written, read_chunks};
 use crate::report::{Ended, WorkerReport};
 
 /// The exit codes of shells, and of ours, for a program that cannot be started.
 const CANNOT_START: [i32; 2] = [126, 127];
 /// The largest `max_in_flight` that a worker may request.
 const MAX_IN_FLIGHT_MOST: usize = 10_000;
-/// The most lines that may wait in either direction: messages and their cancellations.
+/// The most lines that may wait for a worker: messages and their cancellations.
 const LINES_WAITING: usize = 2 * MAX_IN_FLIGHT_MOST;
+/// The most parts of a worker's output that may wait, of up to 64 KiB each.
+const CHUNKS_WAITING: usize = 16;
 /// The longest time that a worker may take to report that it is ready.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 /// The time limit for a worker to end after its input was closed, and again after a SIGTERM.
@@ -49,6 +54,9 @@ pub(super) struct Slot {
     pub(super) lease: Duration,
     pub(super) in_batches: bool,
     pub(super) queue: Arc<Mutex<mpsc::Receiver<Job>>>,
+    pub(super) returned: Arc<Returned>,
+    /// Cancelled when no more messages are to begin.
+    pub(super) rest: CancellationToken,
     pub(super) wants: watch::Sender<Option<usize>>,
     pub(super) report: WorkerReport,
     pub(super) stop: CancellationToken,
@@ -114,8 +122,8 @@ impl Slot {
         let last_line = AbortOnDropHandle::new(tokio::spawn(log(number, stderr)));
         // Input and output lines have tasks of their own. If one task wrote before it read, it
         // would deadlock with a worker that writes before it reads.
-        let (lines, said) = mpsc::channel(LINES_WAITING);
-        side.spawn(async move { read_values(stdout, lines).await });
+        let (chunks, said) = mpsc::channel(CHUNKS_WAITING);
+        side.spawn(async move { read_chunks(stdout, chunks).await });
         let (tell, lines) = mpsc::channel(LINES_WAITING);
         side.spawn(async move { write_lines(stdin, lines).await });
         let grace = CANCEL_GRACE.min(self.lease * 4 / 5);
@@ -128,21 +136,8 @@ impl Slot {
         } else {
             !process.is_running()
         };
-        let unanswered = session.close();
-        match (hangs, self.stop.is_cancelled()) {
-            (true, _) => process.kill().await,
-            (false, true) => {
-                if !end(
-                    &mut process,
-                    self.end_grace.get().copied().unwrap_or(END_GRACE),
-                )
-                .await
-                {
-                    self.forced.store(true, Ordering::Relaxed);
-                }
-            }
-            (false, false) => drop(end(&mut process, Duration::ZERO).await),
-        }
+        session.close_input();
+        self.shut(&mut process, hangs).await;
         let status = process.wait().await.ok();
         // Its last line is the reason of its end, most of the time.
         let last_line = timeout(TERM_GRACE, last_line)
@@ -155,8 +150,25 @@ impl Slot {
             Some(status) => format!("{why} ({status}): {last_line}"),
             None => why,
         };
+        self.take_last_words(&mut session).await;
+        let unanswered = session.close();
+        if !self.stop.is_cancelled() {
+            for why in unanswered.mistakes() {
+                self.violations.note(why);
+            }
+        }
         // Not earlier: the next attempts must not run at the same time as these.
-        unanswered.give_up(number, &why);
+        let not_begun = unanswered.give_up(number, &why);
+        if !not_begun.is_empty() {
+            let messages = not_begun.len();
+            info!(
+                worker = number,
+                messages, "messages that the worker has not begun go to the next one"
+            );
+        }
+        for job in not_begun {
+            self.hand_on(job);
+        }
         drop(
             timeout(TERM_GRACE, async {
                 while side.join_next().await.is_some() {}
@@ -173,66 +185,118 @@ impl Slot {
         }
     }
 
+    /// Ends the process, whose input is closed.
+    async fn shut(&self, process: &mut Process, hangs: bool) {
+        if hangs {
+            return process.kill().await;
+        }
+        if !self.stop.is_cancelled() {
+            end(process, Duration::ZERO).await;
+            return;
+        }
+        let grace = self.end_grace.get().copied().unwrap_or(END_GRACE);
+        if !end(process, grace).await {
+            self.forced.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes what a process has written until its end: what it has answered counts, and shows what
+    /// it has begun.
+    async fn take_last_words(&self, session: &mut Session) {
+        loop {
+            match timeout(TERM_GRACE, session.said.recv()).await {
+                Ok(chunk) => {
+                    let goes_on = session.read(chunk);
+                    if self.take_written(session).is_err() {
+                        return session.doubt();
+                    }
+                    if !goes_on {
+                        return;
+                    }
+                }
+                Err(_) => return session.doubt(),
+            }
+        }
+    }
+
+    /// Gives messages that a process has not begun to the next one that is free.
+    fn hand_on(&self, job: Job) {
+        if self.stop.is_cancelled() || self.rest.is_cancelled() {
+            job.not_run("the consumer stops");
+        } else {
+            self.returned.push(job);
+        }
+    }
+
     async fn converse(&self, session: &mut Session, was_ready: &mut bool) -> End {
-        let most = match self.first_line(session).await {
-            Ok(WorkerLine::Ready(Ready {
+        let lines = match self.until_ready(session).await {
+            Ok(Ready {
                 v: 1,
                 batches: false,
                 ..
-            })) if self.in_batches => {
+            }) if self.in_batches => {
                 return "it takes no batches, and `batch` is set; its first line must have \"batches\":true"
                     .to_owned()
                     .into();
             }
-            Ok(WorkerLine::Ready(Ready {
-                r#type: ReadyType::Ready,
+            Ok(Ready {
                 v: 1,
                 max_in_flight,
+                ahead,
                 ..
-            })) => max_in_flight.clamp(1, MAX_IN_FLIGHT_MOST),
-            Ok(WorkerLine::Ready(Ready { v, .. })) => {
+            }) => Lines::new(
+                max_in_flight.clamp(1, MAX_IN_FLIGHT_MOST),
+                // A batch is as many messages as are claimed together.
+                if self.in_batches { 0 } else { ahead },
+            ),
+            Ok(Ready { v, .. }) => {
                 return format!("it speaks version {v} of the protocol, not 1").into();
-            }
-            Ok(WorkerLine::Answer(_) | WorkerLine::Answers(_)) => {
-                return "its first line was an answer, not {\"type\":\"ready\",\"v\":1}"
-                    .to_owned()
-                    .into();
             }
             Err(why) => return why.into(),
         };
         info!(
             worker = self.number,
-            max_in_flight = most,
+            max_in_flight = lines.at_a_time(),
             "the worker is ready"
         );
         *was_ready = true;
         self.report.ready();
+        let most = lines.most();
         self.wants
             .send_if_modified(|wanted| wanted.replace(most).is_none());
-        self.exchange(session, most).await
+        session.begin(lines);
+        self.exchange(session).await
     }
 
-    /// Waits for the worker's `ready` line.
-    async fn first_line(&self, session: &mut Session) -> Result<WorkerLine, String> {
+    /// Waits for the worker's report that it is ready.
+    async fn until_ready(&self, session: &mut Session) -> Result<Ready, String> {
         let started = Instant::now();
         let mut wait_until = started + REMINDER;
         loop {
-            let line = tokio::select! {
+            while let Some(written) = session.written.pop_front() {
+                match written {
+                    Written::Ready(ready) => return Ok(ready),
+                    Written::Noise { why } => session.ignore(&why),
+                    Written::Wrong { why, .. } => return Err(why),
+                    Written::Answer { .. } => {
+                        return Err(
+                            "its first line was an answer, not {\"type\":\"ready\",\"v\":1}"
+                                .to_owned(),
+                        );
+                    }
+                }
+            }
+            let chunk = tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return Err(STOPPED.to_owned()),
-                line = timeout_at(wait_until, session.said.recv()) => line,
+                chunk = timeout_at(wait_until, session.said.recv()) => chunk,
             };
-            match line {
-                Ok(Some(line)) => match parse(&line) {
-                    Err(Misread {
-                        why,
-                        is_noise: true,
-                        ..
-                    }) => session.ignore(&why),
-                    Err(misread) => return Err(misread.why),
-                    Ok(said) => return Ok(said),
-                },
-                Ok(None) => return Err("it ended before it was ready".to_owned()),
+            match chunk {
+                Ok(chunk) => {
+                    if !session.read(chunk) && session.written.is_empty() {
+                        return Err("it ended before it was ready".to_owned());
+                    }
+                }
                 Err(_) if started.elapsed() < READY_LIMIT => {
                     wait_until = started + READY_LIMIT;
                     warn!(
@@ -249,9 +313,14 @@ impl Slot {
         }
     }
 
-    async fn exchange(&self, session: &mut Session, most: usize) -> End {
+    async fn exchange(&self, session: &mut Session) -> End {
+        // What has come with the report that it is ready.
+        if let Err(why) = self.take_written(session) {
+            return why.into();
+        }
         loop {
-            let below_limit = session.in_flight() < most;
+            let has_room = session.has_room();
+            let rests = session.rests();
             let next = self.next_job();
             let look_at = session.look_at();
             let look = async {
@@ -262,17 +331,25 @@ impl Slot {
             };
             let gone_on = tokio::select! {
                 biased;
-                line = session.said.recv() => self.answered(session, line),
+                chunk = session.said.recv() => {
+                    let goes_on = session.read(chunk);
+                    let taken = self.take_written(session);
+                    if goes_on { taken } else { taken.and(Err("it ended".to_owned())) }
+                }
                 () = self.stop.cancelled() => Err(STOPPED.to_owned()),
                 Some(withdrawn) = session.withdrawn.join_next() => match withdrawn {
                     Ok(ids) => ids.into_iter().try_for_each(|id| session.cancel(id)),
                     Err(_) => Ok(()),
                 },
+                () = self.rest.cancelled(), if !rests => {
+                    session.rest();
+                    session.recall()
+                }
                 () = look => match session.look() {
-                    Ok(()) => Ok(()),
+                    Ok(()) => self.judge_strays(session).and_then(|()| session.recall()),
                     Err(why) => return End { why, hangs: true },
                 },
-                job = next, if below_limit => match job {
+                job = next, if has_room => match job {
                     Some(job) => session.give(job),
                     // The consumer has ended, and the stop follows.
                     None => {
@@ -292,51 +369,48 @@ impl Slot {
         tokio::select! {
             biased;
             () = self.violations.too_many() => std::future::pending().await,
+            job = self.returned.next() => Some(job),
             job = async { self.queue.lock().await.recv().await } => job,
         }
     }
 
-    /// Takes the next line of a worker that is ready.
-    fn answered(&self, session: &mut Session, line: Option<Line>) -> Result<(), String> {
-        let Some(line) = line else {
-            return Err("it ended".to_owned());
-        };
-        let answers = match parse(&line) {
-            Ok(WorkerLine::Answer(answer)) => vec![answer],
-            Ok(WorkerLine::Answers(answers)) => answers,
-            Ok(WorkerLine::Ready(_)) => {
-                let number = line.number;
-                return Err(format!(
-                    "line {number} of its standard output reports again that it is ready"
-                ));
-            }
-            Err(misread) => return self.misread(session, misread),
-        };
-        for answer in answers {
-            if session.answer(answer, line.number) {
-                self.violations.forget();
-                self.report.answered();
+    /// Takes what a worker that is ready has written.
+    ///
+    /// # Errors
+    /// As text: the process must be replaced.
+    fn take_written(&self, session: &mut Session) -> Result<(), String> {
+        while let Some(written) = session.written.pop_front() {
+            match written {
+                Written::Answer { answer, line } => match session.answer(answer, line) {
+                    Taken::Answer => {
+                        self.violations.forget();
+                        self.report.answered();
+                    }
+                    Taken::Back(job) => self.hand_on(job),
+                    Taken::Nothing => {}
+                },
+                Written::Wrong { id, why } => session.stray(id, why),
+                Written::Noise { why } => session.ignore(&why),
+                Written::Ready(_) => return Err("it reports again that it is ready".to_owned()),
             }
         }
         Ok(())
     }
 
-    /// Judges a line that is no answer.
+    /// Counts the wrong answers that no right one has followed.
     ///
     /// # Errors
     /// As text: the process must be replaced, because it is unknown which message was answered.
-    fn misread(&self, session: &mut Session, misread: Misread) -> Result<(), String> {
-        let Misread { why, id, is_noise } = misread;
-        if id.is_some_and(|id| session.spoil(&id, &why)) {
-            self.violations.note(&why);
-            return Ok(());
+    fn judge_strays(&self, session: &mut Session) -> Result<(), String> {
+        let mut result = Ok(());
+        while let Some(stray) = session.overdue_stray() {
+            self.violations.note(&stray.why);
+            match stray.id {
+                Some(id) => session.spoil(&id, &stray.why),
+                None => result = Err(stray.why),
+            }
         }
-        if is_noise {
-            session.ignore(&why);
-            return Ok(());
-        }
-        self.violations.note(&why);
-        Err(why)
+        result
     }
 }
 

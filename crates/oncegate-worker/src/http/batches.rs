@@ -13,9 +13,9 @@ use tracing::warn;
 use super::Caller;
 use crate::protocol::answer::{self, ResponseBody};
 use crate::protocol::call::{Call, Order};
-use crate::protocol::lines::{self, LINE_MAX_BYTES};
 use crate::protocol::reply::{BatchReply, Reply, WorkerResult};
 use crate::protocol::request;
+use crate::protocol::said::{self, LINE_MAX_BYTES};
 
 impl Caller {
     /// Sends the batch and waits for the answer.
@@ -41,9 +41,9 @@ impl Caller {
                 return BatchReply::Whole(Reply::unknown(why));
             }
         };
-        let reply = answer::outcome(&head, ResponseBody::Whole(body.clone()), SystemTime::now());
-        self.pacing.note(head.status, &reply);
-        match reply {
+        let now = SystemTime::now();
+        self.pacing.note(answer::pause(&head, now));
+        match answer::outcome(&head, ResponseBody::Whole(body.clone()), now) {
             Reply::Complete(_) => replies(&body, orders.len()),
             reply => BatchReply::Whole(reply),
         }
@@ -60,13 +60,19 @@ fn replies(body: &Bytes, messages: usize) -> BatchReply {
                 .collect(),
         );
     }
-    let Some(answers) = lines::answers(body) else {
+    let Some(answers) = said::answers(body) else {
         let why = "the worker's answer to a batch is no array of objects with `id` and `outcome`";
         return BatchReply::Whole(Reply::unknown(why));
     };
     let mut by_id: HashMap<String, Reply> = HashMap::new();
     for answer in answers {
         let id = answer.id.clone();
+        if let Some(flaw) = answer.flaw {
+            warn!(
+                id,
+                flaw, "a field of an answer to a batch is wrong; its default counts"
+            );
+        }
         // Also when the second outcome is the same: a worker that answers twice may have done the
         // work twice.
         if by_id.contains_key(&id) {
@@ -105,6 +111,22 @@ mod tests {
             matches!(
                 &replies[..],
                 [Reply::Complete(WorkerResult::Nothing), Reply::Retry { .. }]
+            ),
+            "{replies:?}"
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_in_one_answer_costs_no_other() {
+        let BatchReply::Each(replies) = replied(
+            r#"[{"id":1,"outcome":"retry","delay_ms":"5","reason":[]},{"id":"2","outcome":"done"},7]"#,
+        ) else {
+            panic!("it is an answer to each")
+        };
+        assert!(
+            matches!(
+                &replies[..],
+                [Reply::Retry { delay: None, .. }, Reply::Unknown { .. }]
             ),
             "{replies:?}"
         );
@@ -159,7 +181,7 @@ mod tests {
                 .iter()
                 .all(|reply| matches!(reply, Reply::Complete(WorkerResult::Nothing)))
         );
-        for wrong in ["{}", "[1]", r#"[{"id":1,"outcome":"complete"}]"#, "done"] {
+        for wrong in ["{}", "[1]", r#"[{"id":"1"}]"#, "done"] {
             assert!(
                 matches!(replied(wrong), BatchReply::Whole(Reply::Unknown { .. })),
                 "{wrong}"

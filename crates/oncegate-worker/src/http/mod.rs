@@ -36,6 +36,7 @@ use crate::protocol::answer::{self, ResponseBody};
 use crate::protocol::call::{AttemptInfo, Call};
 use crate::protocol::reply::Reply;
 use crate::protocol::request::{self, RequestParts, Token, TokenSource};
+use crate::report::WorkerReport;
 
 /// The content type of messages without one, unless it is set.
 const CONTENT_TYPE: &str = "application/octet-stream";
@@ -71,6 +72,7 @@ pub(crate) struct Caller {
     told: RequestParts,
     result_max_bytes: usize,
     pacing: Pacing,
+    report: WorkerReport,
 }
 
 impl Caller {
@@ -83,6 +85,7 @@ impl Caller {
         settings: &HttpSettings,
         lease: Duration,
         result_max_bytes: usize,
+        report: &WorkerReport,
     ) -> Result<Self, WorkerError> {
         let content_type = settings.content_type.as_deref().unwrap_or(CONTENT_TYPE);
         let token = settings.token.clone().map(Token::of).transpose();
@@ -100,6 +103,7 @@ impl Caller {
             told,
             result_max_bytes,
             pacing: Pacing::default(),
+            report: report.clone(),
         })
     }
 
@@ -132,9 +136,9 @@ impl Caller {
             },
             Err(error) => ResponseBody::CutShort(error.to_string()),
         };
-        let reply = answer::outcome(&head, body, SystemTime::now());
-        self.pacing.note(head.status, &reply);
-        reply
+        let now = SystemTime::now();
+        self.pacing.note(answer::pause(&head, now));
+        answer::outcome(&head, body, now)
     }
 
     /// Sends a request, for a message or a batch, and waits for the head of the answer.
@@ -151,42 +155,59 @@ impl Caller {
                 "the run was cancelled before the worker had the request",
             ));
         }
-        self.way.request(request).await.map_err(|error| {
-            let error = match error {
-                RequestError::Client(error) => error,
-                RequestError::Ended { was_used: false } => {
-                    return Reply::not_run("the connection to the worker ended before the request");
-                }
-                RequestError::Ended { was_used: true } => {
-                    return Reply::unknown(format!("the worker did not answer: {error}"));
-                }
-            };
-            if error.is_connect() {
-                return Reply::not_run(format!("the worker cannot be reached: {}", chain(&error)));
+        match self.way.request(request).await {
+            Ok(response) => {
+                self.report.reached();
+                Ok(response)
             }
-            // WorkerLine in the handshake, before the worker reads anything.
-            if tls::is_refused(&error) {
+            Err(error) => Err(self.unanswered(error)),
+        }
+    }
+
+    /// Returns the reply that takes the place of an answer, and notes when the worker is gone.
+    fn unanswered(&self, error: RequestError) -> Reply {
+        let way = &self.way;
+        let error = match error {
+            RequestError::Client(error) => error,
+            RequestError::Ended { was_used: false } => {
                 return Reply::not_run(format!(
-                    "the worker does not accept this client's certificate (`tls_certificate`): {}",
-                    chain(&error)
+                    "the connection to the worker ended before the request ({way})"
                 ));
             }
-            if was_never_sent(&error) {
-                let why = chain(&error);
-                return Reply::not_run(format!(
-                    "the connection to the worker ended before the request: {why}"
-                ));
+            RequestError::Ended { was_used: true } => {
+                return Reply::unknown(format!("the worker did not answer: {error} ({way})"));
             }
-            // The request was sent, so it may have arrived.
-            Reply::unknown(format!("the worker did not answer: {}", chain(&error)))
-        })
+        };
+        let why = chain(&error);
+        if error.is_connect() {
+            let why = format!("the worker cannot be reached at {way}: {why}");
+            self.report.unreachable(&why);
+            return Reply::not_run(why);
+        }
+        // In the handshake, before the worker reads anything.
+        if tls::is_refused(&error) {
+            let why = format!(
+                "the worker does not accept this client's certificate (`tls_certificate`) at {way}: {why}"
+            );
+            self.report.unreachable(&why);
+            return Reply::not_run(why);
+        }
+        if was_never_sent(&error) {
+            return Reply::not_run(format!(
+                "the connection to the worker ended before the request: {why} ({way})"
+            ));
+        }
+        // The request was sent, so it may have arrived.
+        Reply::unknown(format!("the worker did not answer: {why} ({way})"))
     }
 
     /// Checks that the worker is ready: its readiness URL answers with 2xx or, without one, it
     /// accepts connections.
     pub(crate) async fn is_ready(&self) -> Result<(), String> {
         let Some(ready) = &self.ready else {
-            return self.way.accepts().await;
+            let way = &self.way;
+            let accepts = way.accepts().await;
+            return accepts.map_err(|why| format!("{way} accepts no connection: {why}"));
         };
         let mut request = Request::new(Full::new(Bytes::new()));
         *request.uri_mut() = ready.uri().clone();
@@ -198,9 +219,9 @@ impl Caller {
         let answered = tokio::time::timeout(CONNECT_TIMEOUT, ready.request(request)).await;
         match answered {
             Ok(Ok(response)) if response.status().is_success() => Ok(()),
-            Ok(Ok(response)) => Err(format!("it answers {}", response.status())),
-            Ok(Err(error)) => Err(chain(&error)),
-            Err(_) => Err("it does not answer".to_owned()),
+            Ok(Ok(response)) => Err(format!("{ready} answers {}", response.status())),
+            Ok(Err(error)) => Err(format!("{ready} does not answer: {}", chain(&error))),
+            Err(_) => Err(format!("{ready} does not answer")),
         }
     }
 }
@@ -284,20 +305,14 @@ impl Pacing {
         }
     }
 
-    fn note(&self, status: hyper::StatusCode, reply: &Reply) {
+    /// Notes the pause that an answer requests, if it does.
+    fn note(&self, pause: Option<Duration>) {
         let mut pacing = self.0.lock();
-        *pacing = match reply {
-            Reply::Retry {
-                delay: Some(delay), ..
-            } if status == hyper::StatusCode::SERVICE_UNAVAILABLE => {
-                let in_a_row = pacing.0.saturating_add(1);
-                (
-                    in_a_row,
-                    (in_a_row >= 2).then(|| Instant::now() + (*delay).min(PACING_MOST)),
-                )
-            }
-            _ => (0, None),
-        };
+        let in_a_row = pause.map_or(0, |_| pacing.0.saturating_add(1));
+        let until = pause
+            .filter(|_| in_a_row >= 2)
+            .map(|pause| Instant::now() + pause.min(PACING_MOST));
+        *pacing = (in_a_row, until);
     }
 }
 

@@ -233,10 +233,25 @@ impl Way {
     }
 }
 
+impl fmt::Display for Way {
+    /// Shows the URL without its query, which may hold a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Wire::Unix(_, Socket(path)) = &self.wire {
+            return write!(f, "unix:{}", path.display());
+        }
+        let scheme = self.uri.scheme_str().unwrap_or_default();
+        let authority = self
+            .uri
+            .authority()
+            .map_or("", |authority| authority.as_str());
+        write!(f, "{scheme}://{authority}{}", self.uri.path())
+    }
+}
+
 impl fmt::Debug for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Way")
-            .field("uri", &self.uri)
+            .field("uri", &format_args!("{self}"))
             .finish_non_exhaustive()
     }
 }
@@ -285,6 +300,23 @@ mod tests {
             "https://a:b@worker/",
         ] {
             assert!(Endpoint::parse(wrong, true).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_way_is_named_without_what_may_be_a_secret() {
+        for (url, name) in [
+            (
+                "http://127.0.0.1:8080/a?token=s3cret",
+                "http://127.0.0.1:8080/a",
+            ),
+            ("http://localhost", "http://localhost/"),
+            ("unix:/run/w.sock", "unix:/run/w.sock"),
+        ] {
+            let endpoint = Endpoint::parse(url, false).unwrap();
+            let way = Way::to(endpoint, false, &TlsFiles::default()).unwrap();
+            assert_eq!(way.to_string(), name);
+            assert!(!format!("{way:?}").contains("s3cret"), "{way:?}");
         }
     }
 

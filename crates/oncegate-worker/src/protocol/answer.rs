@@ -30,6 +30,12 @@ pub(crate) fn outcome(head: &Parts, body: ResponseBody, now: SystemTime) -> Repl
         .get(OUTCOME)
         .map(|value| value.to_str().unwrap_or_default().trim().to_lowercase());
     let meaning = match said.as_deref() {
+        None if is_of_a_gateway(head.status) => {
+            let words = words(head, &body);
+            return Reply::unknown(format!(
+                "{words} (a gateway may have said so; a worker that means it adds Oncegate-Outcome: retry)"
+            ));
+        }
         None => Meaning::of(head.status),
         Some("complete") => Meaning::Complete,
         Some("retry") => Meaning::Retry,
@@ -77,7 +83,22 @@ enum Meaning {
     DeadLetter,
 }
 
+/// Returns whether this status is usually that of a proxy or load balancer, which may have given
+/// the request to the worker before: 408 and 502 to 504, and what some of them say beside these.
+fn is_of_a_gateway(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 408 | 502..=504 | 520..=530 | 598 | 599)
+}
+
+/// Returns how long the service wants to be left alone: the `Retry-After` of a 503, also of a
+/// gateway's.
+pub(crate) fn pause(head: &Parts, now: SystemTime) -> Option<Duration> {
+    (head.status == StatusCode::SERVICE_UNAVAILABLE)
+        .then(|| retry_after(&head.headers, now))
+        .flatten()
+}
+
 impl Meaning {
+    /// The meaning of a status that is the worker's own.
     fn of(status: StatusCode) -> Self {
         match status.as_u16() {
             200..=299 => Self::Complete,
@@ -185,8 +206,7 @@ mod tests {
             );
         }
         let retried = [
-            408, 409, 423, 425, 429, 500, 502, 503, 504, 599, 401, 403, 404, 405, 407, 301, 302,
-            307, 308,
+            409, 423, 425, 429, 500, 501, 505, 507, 401, 403, 404, 405, 407, 301, 302, 307, 308,
         ];
         for status in retried {
             assert!(
@@ -202,12 +222,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_gateway_does_not_know_what_the_worker_has_done() {
+        for status in [408, 502, 503, 504, 520, 524, 527, 530, 598, 599] {
+            let Reply::Unknown { reason } = answered(status, &[("retry-after", "7")], "") else {
+                panic!("{status} is the gateway's")
+            };
+            assert!(reason.contains(&status.to_string()), "{reason}");
+            let reply = answered(status, &[("oncegate-outcome", "retry")], "");
+            assert!(matches!(reply, Reply::Retry { .. }), "{status}: {reply:?}");
+        }
+    }
+
     fn said(outcome: &str) -> Reply {
         answered(200, &[("oncegate-outcome", outcome)], "")
     }
 
     fn delay(retry_after: &str) -> Option<Duration> {
-        match answered(503, &[("retry-after", retry_after)], "") {
+        match answered(429, &[("retry-after", retry_after)], "") {
             Reply::Retry { delay, .. } => delay,
             other => panic!("{other:?}"),
         }

@@ -1,8 +1,9 @@
 //! A message on its way to a worker: its attempt, and the call that hands it over.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use oncegate_runtime::{Attempt, Message};
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 /// The step of the idempotency key for workers, which are assumed to have one effect per message.
@@ -50,52 +51,82 @@ impl AttemptInfo {
 /// A call of a worker for a message.
 ///
 /// It begins when the worker is given the message: from then on its outcome is unknown until the
-/// worker answers. A call that is withdrawn before never begins.
+/// worker answers, or gives the message back because it has not begun it. A call that is withdrawn
+/// before never begins.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Call(Arc<CallState>);
 
 #[derive(Debug, Default)]
 struct CallState {
-    /// `true` if the call has begun; not set until that is decided.
-    begun: OnceLock<bool>,
+    stage: Mutex<Stage>,
     begins: CancellationToken,
     withdrawn: CancellationToken,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// The worker does not have the message.
+    #[default]
+    Waiting,
+    Begun,
+    /// The call will not begin.
+    Over,
 }
 
 impl Call {
     /// Begins the call, unless it was withdrawn: then the worker must not be given the message.
     #[must_use]
     pub(crate) fn begin(&self) -> bool {
-        let begun = *self.0.begun.get_or_init(|| true);
-        if begun {
-            self.0.begins.cancel();
+        let mut stage = self.0.stage.lock();
+        if *stage == Stage::Over {
+            return false;
         }
-        begun
+        *stage = Stage::Begun;
+        self.0.begins.cancel();
+        true
     }
 
-    /// Resolves when the call begins.
+    /// Resolves when the call begins for the first time.
     pub(crate) async fn begins(&self) {
         self.0.begins.cancelled().await;
     }
 
     pub(crate) fn has_begun(&self) -> bool {
-        self.0.begun.get() == Some(&true)
+        *self.0.stage.lock() == Stage::Begun
+    }
+
+    /// Takes the message back from a worker that has not begun it, and will not. Returns whether
+    /// another may be given it: the call was not withdrawn.
+    pub(crate) fn take_back(&self) -> bool {
+        let mut stage = self.0.stage.lock();
+        let is_wanted = *stage != Stage::Over && !self.is_withdrawn();
+        *stage = if is_wanted {
+            Stage::Waiting
+        } else {
+            Stage::Over
+        };
+        is_wanted
     }
 
     /// Prevents the call from beginning. Returns whether it has not begun.
     pub(crate) fn forestall(&self) -> bool {
-        let begun = *self.0.begun.get_or_init(|| false);
-        if !begun {
-            self.0.withdrawn.cancel();
+        let mut stage = self.0.stage.lock();
+        if *stage == Stage::Begun {
+            return false;
         }
-        !begun
+        *stage = Stage::Over;
+        self.0.withdrawn.cancel();
+        true
     }
 
     /// Withdraws the call. Returns whether the worker has the message.
     pub(crate) fn withdraw(&self) -> bool {
-        let begun = *self.0.begun.get_or_init(|| false);
+        let mut stage = self.0.stage.lock();
         self.0.withdrawn.cancel();
-        begun
+        if *stage != Stage::Begun {
+            *stage = Stage::Over;
+        }
+        *stage == Stage::Begun
     }
 
     pub(crate) fn is_withdrawn(&self) -> bool {

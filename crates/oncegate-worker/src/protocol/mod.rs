@@ -4,14 +4,17 @@
 //! | layer | files |
 //! |---|---|
 //! | what a worker has written; what it is sent by HTTP | `values`, `answer`, `request` |
-//! | lines | `lines` |
+//! | lines to a worker; objects of it | `lines`, `said`, `repaired`, `json` |
 //! | a message and its reply | `call`, `reply`, `attributes`, `origin` |
 
 pub(crate) mod answer;
 pub(crate) mod attributes;
 pub(crate) mod call;
+mod json;
 pub(crate) mod lines;
 pub(crate) mod origin;
+mod repaired;
 pub(crate) mod reply;
 pub(crate) mod request;
+pub(crate) mod said;
 pub(crate) mod values;

@@ -1,327 +1,492 @@
-//! The output of a worker, as JSON values.
+//! The output of a worker: finds the answers in it, wherever they stand.
 //!
-//! A value usually has a line of its own. Several values may share a line, as when two threads
-//! write at the same time, and a value may take several lines, as `jq` writes it. Blank lines and
-//! byte order marks are nothing. Anything else that is no object and no array is passed on as the
-//! line that it is.
+//! An answer usually has a line of its own. Several may share a line, as when two threads write at
+//! the same time, and one may take several lines, as `jq` writes it. Text may stand around it that
+//! something else has written: a progress bar, a log, a child process. So an answer is found by the
+//! `id` of a message that the worker has, which is nowhere else by chance. What remains of a line
+//! is noise, or an answer that is damaged.
+
+use std::borrow::Cow;
 
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::sync::mpsc;
 
-use super::lines::{LINE_MAX_BYTES, Line, parse};
+use super::json::{Object, Step};
+use super::said::{Answer, LINE_MAX_BYTES, ObjectKind, Ready, mistake, shown};
 
 /// UTF-8's byte order mark, which .NET and PowerShell write before the first line.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// The most bytes that are read at a time.
 const CHUNK_BYTES: usize = 64 * 1024;
+/// The largest text that is searched again for what is within it, in bytes. An answer within
+/// something larger that is none is not found.
+const SEARCHED_AGAIN_MOST: usize = 64 * 1024;
+/// The beginning of what is too long that is searched for the message that it answers, in bytes.
+const HEAD_BYTES: usize = 4096;
 
-/// Passes values on until the end, each with the number of the line on which it begins. One that is
-/// too long is passed on in part, and is invalid. A value that the end cuts off is nothing: its
-/// process has ended before it answered.
-pub(crate) async fn read_values(stdout: impl AsyncRead + Unpin, values: mpsc::Sender<Line>) {
+/// Passes the output on in parts until its end.
+pub(crate) async fn read_chunks(stdout: impl AsyncRead + Unpin, chunks: mpsc::Sender<Vec<u8>>) {
     let mut stdout = BufReader::with_capacity(CHUNK_BYTES, stdout);
-    let mut splitter = Splitter {
-        number: 1,
-        ..Splitter::default()
-    };
-    loop {
-        let Ok(chunk) = stdout.fill_buf().await else {
-            return;
-        };
-        let ended: Vec<Line> = if chunk.is_empty() {
-            splitter.line().into_iter().collect()
-        } else {
-            chunk
-                .split_inclusive(|byte| *byte == b'\n')
-                .flat_map(|part| splitter.take(part))
-                .collect()
-        };
+    while let Ok(chunk) = stdout.fill_buf().await {
         let bytes = chunk.len();
-        stdout.consume(bytes);
-        for value in ended {
-            if values.send(value).await.is_err() {
-                return;
-            }
-        }
-        if bytes == 0 {
+        if bytes == 0 || chunks.send(chunk.to_vec()).await.is_err() {
             return;
         }
+        stdout.consume(bytes);
     }
 }
 
-/// Finds the ends of values without parsing them.
-#[derive(Debug, Default)]
-struct Splitter {
+/// Something that a worker has written.
+#[derive(Debug)]
+pub(crate) enum Written {
+    Ready(Ready),
+    /// An answer, which begins on this line. Its message may be one that the worker does not have.
+    Answer {
+        answer: Answer,
+        line: u64,
+    },
+    /// A wrong or damaged answer, to this message if it names one that the worker has.
+    Wrong {
+        id: Option<String>,
+        why: String,
+    },
+    /// Something that is no attempt at the protocol, as what a `print` writes.
+    Noise {
+        why: String,
+    },
+}
+
+/// Returns whether the worker has a message with this id.
+pub(crate) type Known<'a> = &'a dyn Fn(&str) -> bool;
+
+/// Finds what a worker has written.
+#[derive(Debug)]
+pub(crate) struct Finder {
     /// The line that is read.
     number: u64,
-    /// A part of it was read.
-    is_in_line: bool,
-    /// The beginning of a line that is no value.
-    line: Vec<u8>,
-    /// The value that has begun, and the line on which it did; empty between values.
-    begun: Vec<u8>,
-    begun_at: u64,
-    depth: u64,
-    is_in_string: bool,
-    is_escaped: bool,
+    /// The part of the line that belongs to no answer, and the line on which it begins.
+    noise: Vec<u8>,
+    noise_at: u64,
+    /// The part of it that is outside of whole objects: a damaged answer is in it.
+    loose: Vec<u8>,
+    /// The object that has begun.
+    object: Option<Begun>,
     /// The rest of the line belongs to something that was too long.
     skips: bool,
+    is_ready: bool,
 }
 
-/// The reach of a value.
-enum Reach {
-    /// The value ends before this place.
-    To(usize),
-    Further,
-    /// A line feed is in a string, where JSON allows none.
-    Broken,
+#[derive(Debug)]
+struct Begun {
+    text: Vec<u8>,
+    /// The line on which it begins.
+    line: u64,
+    extent: Object,
 }
 
-impl Splitter {
-    /// Takes a part of a line; with its line feed, the line ends. Returns what has ended.
-    fn take(&mut self, part: &[u8]) -> Vec<Line> {
-        let mut ended = Vec::new();
-        let is_at_begin = !std::mem::replace(&mut self.is_in_line, true);
-        if !self.skips {
-            // The value that has begun was cut off: an answer that is whole is not a part of
-            // another.
-            if is_at_begin && self.begun.starts_with(b"{") && is_whole(part) {
-                ended.push(self.value());
-            }
-            self.split(part, &mut ended);
+impl Default for Finder {
+    fn default() -> Self {
+        Self {
+            number: 1,
+            noise: Vec::new(),
+            noise_at: 1,
+            loose: Vec::new(),
+            object: None,
+            skips: false,
+            is_ready: false,
         }
-        if part.ends_with(b"\n") {
-            ended.extend(self.line());
-            self.number += 1;
-            self.is_in_line = false;
-            self.skips = false;
-        }
-        ended
     }
+}
 
-    fn split(&mut self, mut rest: &[u8], ended: &mut Vec<Line>) {
-        while !rest.is_empty() {
-            if self.begun.is_empty() {
-                if self.line.is_empty() {
-                    rest = without_blanks(rest);
-                }
-                match rest.first() {
-                    Some(b'{' | b'[') if self.line.is_empty() => self.begun_at = self.number,
-                    // No object and no array: it is passed on as the line that it is.
-                    _ => {
-                        self.line.extend_from_slice(rest);
-                        self.skips = self.line.len() as u64 >= LINE_MAX_BYTES;
-                        return;
-                    }
-                }
-            }
-            let reach = self.reach(rest);
-            let place = if let Reach::To(place) = reach {
-                place
-            } else {
-                rest.len()
+impl Finder {
+    /// Takes a part of the output. Returns what it completes.
+    pub(crate) fn take(&mut self, chunk: &[u8], known: Known<'_>) -> Vec<Written> {
+        let mut found = Vec::new();
+        let mut rest = Cow::Borrowed(chunk);
+        loop {
+            let again = self.read(&rest, known, &mut found);
+            let Some(again) = again.or_else(|| self.reopened(known)) else {
+                return found;
             };
-            let (part, behind) = rest.split_at(place);
-            self.begun.extend_from_slice(part);
-            rest = behind;
-            self.skips = self.begun.len() as u64 >= LINE_MAX_BYTES && rest.is_empty();
-            if self.skips || !matches!(reach, Reach::Further) {
-                ended.push(self.value());
+            rest = Cow::Owned(again);
+        }
+    }
+
+    /// The text of an object that was cut off, to be read again without its beginning.
+    fn reopened(&mut self, known: Known<'_>) -> Option<Vec<u8>> {
+        let begun = self.object.take_if(|begun| begun.ends_with_answer(known))?;
+        Some(self.without_begin(&begun, &[]))
+    }
+
+    /// Takes the end of the output. An object that it cuts off is nothing: its process has ended
+    /// before it answered.
+    pub(crate) fn end(&mut self, known: Known<'_>) -> Vec<Written> {
+        let mut found = Vec::new();
+        self.object = None;
+        self.end_line(known, &mut found);
+        found
+    }
+
+    /// Reads until the end, or until a text must be read again: that text, with the rest.
+    fn read(
+        &mut self,
+        bytes: &[u8],
+        known: Known<'_>,
+        found: &mut Vec<Written>,
+    ) -> Option<Vec<u8>> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            if self.skips {
+                let end = rest.iter().position(|byte| *byte == b'\n')?;
+                rest = rest.get(end..).unwrap_or_default();
+                self.skips = false;
+            }
+            match self.object.take() {
+                None => rest = self.read_noise(rest, known, found),
+                Some(begun) => match self.read_object(begun, rest, known, found) {
+                    Progress::Read(behind) => rest = behind,
+                    Progress::Again(text) => return Some(text),
+                },
             }
         }
+        None
     }
 
-    /// Looks for the end of the value that has begun or begins here.
-    fn reach(&mut self, bytes: &[u8]) -> Reach {
-        for (place, byte) in bytes.iter().enumerate() {
-            match byte {
-                b'\n' if self.is_in_string => return Reach::Broken,
-                _ if self.is_escaped => self.is_escaped = false,
-                b'\\' if self.is_in_string => self.is_escaped = true,
-                b'"' => self.is_in_string = !self.is_in_string,
-                b'{' | b'[' if !self.is_in_string => self.depth += 1,
-                b'}' | b']' if !self.is_in_string => {
-                    self.depth = self.depth.saturating_sub(1);
-                    if self.depth == 0 {
-                        return Reach::To(place + 1);
-                    }
-                }
-                _ => {}
+    /// Reads up to the beginning of an object, or to the end of a line. Returns what is behind.
+    fn read_noise<'a>(
+        &mut self,
+        bytes: &'a [u8],
+        known: Known<'_>,
+        found: &mut Vec<Written>,
+    ) -> &'a [u8] {
+        let place = bytes.iter().position(|byte| matches!(byte, b'{' | b'\n'));
+        let mut parts = bytes.split_at(place.unwrap_or(bytes.len()));
+        self.note_loose(parts.0);
+        if self.noise.len() as u64 >= LINE_MAX_BYTES {
+            let noise = std::mem::take(&mut self.noise);
+            self.loose.clear();
+            self.skip(&noise, self.number, known, found);
+            return parts.1;
+        }
+        if let Some((byte, behind)) = parts.1.split_first() {
+            parts.1 = behind;
+            if *byte == b'\n' {
+                self.note_loose(b"\n");
+                self.end_line(known, found);
+                self.number += 1;
+            } else {
+                self.object = Some(Begun {
+                    text: vec![*byte],
+                    line: self.number,
+                    extent: Object::begun(),
+                });
             }
         }
-        Reach::Further
+        parts.1
     }
 
-    /// Ends the value, whole or not.
-    fn value(&mut self) -> Line {
-        self.depth = 0;
-        self.is_in_string = false;
-        self.is_escaped = false;
-        Line {
-            number: self.begun_at,
-            text: std::mem::take(&mut self.begun),
-        }
-    }
-
-    /// Ends the line that is no value, if there is one.
-    fn line(&mut self) -> Option<Line> {
-        let text = std::mem::take(&mut self.line);
-        (!text.is_empty()).then_some(Line {
-            number: self.number,
-            text,
-        })
-    }
-}
-
-/// Returns whether the line is a value of the protocol by itself.
-fn is_whole(line: &[u8]) -> bool {
-    line.starts_with(b"{")
-        && parse(&Line {
-            number: 0,
-            text: line.to_vec(),
-        })
-        .is_ok()
-}
-
-/// The text behind what separates values.
-fn without_blanks(mut text: &[u8]) -> &[u8] {
-    loop {
-        let behind = text.trim_ascii_start();
-        let Some(behind_mark) = behind.strip_prefix(BYTE_ORDER_MARK) else {
-            return behind;
+    /// Reads up to the end of the object, or of the line.
+    fn read_object<'a>(
+        &mut self,
+        mut begun: Begun,
+        bytes: &'a [u8],
+        known: Known<'_>,
+        found: &mut Vec<Written>,
+    ) -> Progress<'a> {
+        let step_at =
+            bytes
+                .iter()
+                .enumerate()
+                .find_map(|(place, byte)| match begun.extent.step(*byte) {
+                    Step::GoesOn if *byte != b'\n' => None,
+                    step => Some((step, place)),
+                });
+        let Some((step, place)) = step_at else {
+            begun.text.extend_from_slice(bytes);
+            if begun.text.len() as u64 >= LINE_MAX_BYTES {
+                self.skip(&begun.text, begun.line, known, found);
+            } else {
+                self.object = Some(begun);
+            }
+            return Progress::Read(&[]);
         };
-        text = behind_mark;
+        let end = if step == Step::Breaks {
+            place
+        } else {
+            place + 1
+        };
+        let parts = bytes.split_at(end);
+        begun.text.extend_from_slice(parts.0);
+        match step {
+            Step::GoesOn => {
+                if begun.ends_with_answer(known) {
+                    return Progress::Again(self.without_begin(&begun, parts.1));
+                }
+                self.number += 1;
+                self.object = Some(begun);
+                Progress::Read(parts.1)
+            }
+            Step::Ends => match self.meaning(&begun, known) {
+                Some(written) => {
+                    found.push(written);
+                    Progress::Read(parts.1)
+                }
+                None => {
+                    let line = begun.line;
+                    let within = answers_within(&begun.text, known);
+                    found.extend(
+                        within
+                            .into_iter()
+                            .map(|answer| Written::Answer { answer, line }),
+                    );
+                    self.note_whole(&begun);
+                    Progress::Read(parts.1)
+                }
+            },
+            Step::Breaks => self.again(&begun, parts.1, known, found),
+        }
     }
+
+    /// Returns what a whole object is; `None` when it is noise.
+    fn meaning(&mut self, begun: &Begun, known: Known<'_>) -> Option<Written> {
+        let line = begun.line;
+        // What stands in other text answers only a message that the worker has: it may be a log's.
+        let is_alone = is_blank(&self.noise);
+        match ObjectKind::of(&begun.text) {
+            ObjectKind::Ready(ready) if is_alone || !self.is_ready => {
+                self.is_ready = true;
+                Some(Written::Ready(ready))
+            }
+            ObjectKind::Answer(answer) if known(&answer.id) || is_alone && answer.is_plain => {
+                Some(Written::Answer { answer, line })
+            }
+            ObjectKind::Wrong { id } if is_alone => Some(Written::Wrong {
+                id: id.filter(|id| known(id)),
+                why: described(line, &begun.text),
+            }),
+            _ => None,
+        }
+    }
+
+    /// Takes the beginning of an object for noise, and returns the rest of its text to be read
+    /// again: an answer may be within it.
+    fn again<'a>(
+        &mut self,
+        begun: &Begun,
+        behind: &'a [u8],
+        known: Known<'_>,
+        found: &mut Vec<Written>,
+    ) -> Progress<'a> {
+        if begun.text.len() > SEARCHED_AGAIN_MOST {
+            self.number = begun.line;
+            self.note_noise(&begun.text, known, found);
+            return Progress::Read(behind);
+        }
+        Progress::Again(self.without_begin(begun, behind))
+    }
+
+    /// Takes the first byte of an object for noise. Returns the rest, with what is behind it.
+    fn without_begin(&mut self, begun: &Begun, behind: &[u8]) -> Vec<u8> {
+        self.number = begun.line;
+        self.note_loose(b"{");
+        [begun.text.get(1..).unwrap_or_default(), behind].concat()
+    }
+
+    /// Notes a whole object that is noise.
+    fn note_whole(&mut self, begun: &Begun) {
+        if self.noise.is_empty() {
+            self.noise_at = begun.line;
+        }
+        self.noise.extend_from_slice(&begun.text);
+    }
+
+    /// Notes text of one line that is in no whole object.
+    fn note_loose(&mut self, text: &[u8]) {
+        if self.noise.is_empty() {
+            self.noise_at = self.number;
+        }
+        self.noise.extend_from_slice(text);
+        self.loose.extend_from_slice(text);
+    }
+
+    /// Takes text in which there is no answer.
+    fn note_noise(&mut self, text: &[u8], known: Known<'_>, found: &mut Vec<Written>) {
+        for line in text.split_inclusive(|byte| *byte == b'\n') {
+            self.note_loose(line);
+            if line.ends_with(b"\n") {
+                self.end_line(known, found);
+                self.number += 1;
+            }
+        }
+    }
+
+    /// Judges what remains of the line.
+    fn end_line(&mut self, known: Known<'_>, found: &mut Vec<Written>) {
+        let noise = std::mem::take(&mut self.noise);
+        let loose = std::mem::take(&mut self.loose);
+        if is_blank(&noise) {
+            return;
+        }
+        let line = self.noise_at;
+        let quoted = quoted_answers(&loose, known);
+        if !quoted.is_empty() {
+            found.extend(
+                quoted
+                    .into_iter()
+                    .map(|answer| Written::Answer { answer, line }),
+            );
+            return;
+        }
+        let why = described(line, &noise);
+        found.push(if is_damaged(&loose) {
+            let id = known_id(&loose, known);
+            Written::Wrong { id, why }
+        } else {
+            Written::Noise { why }
+        });
+    }
+
+    /// Skips the rest of a line that is too long.
+    fn skip(&mut self, text: &[u8], line: u64, known: Known<'_>, found: &mut Vec<Written>) {
+        self.skips = true;
+        let head = text.get(..text.len().min(HEAD_BYTES)).unwrap_or_default();
+        let why = described(line, text);
+        found.push(if contains(head, b"\"outcome\"") {
+            let id = known_id(head, known);
+            Written::Wrong { id, why }
+        } else {
+            Written::Noise { why }
+        });
+    }
+}
+
+impl Begun {
+    /// Returns whether the object ends with a whole answer within it: then it was cut off. A worker
+    /// that waits for its next message writes nothing more, so nothing is waited for.
+    fn ends_with_answer(&self, known: Known<'_>) -> bool {
+        let mut lines = self.text.rsplit(|byte| *byte == b'\n');
+        if lines.next().is_some_and(<[u8]>::is_empty)
+            && let Some(line) = lines.next()
+            && !quoted_answers(line, known).is_empty()
+        {
+            return true;
+        }
+        let Some((begin, end)) = self.extent.last_within() else {
+            return false;
+        };
+        let before = self.text.get(..begin).unwrap_or_default();
+        let within = self.text.get(begin..end).unwrap_or_default();
+        let behind = self.text.get(end..).unwrap_or_default();
+        // The result of an answer whose rest is still to come is none.
+        !contains(before, b"\"result\"")
+            && is_blank(behind)
+            && contains(within, b"outcome")
+            && matches!(ObjectKind::of(within), ObjectKind::Answer(answer) if known(&answer.id))
+    }
+}
+
+/// The text that is left after a part was read.
+enum Progress<'a> {
+    /// The part behind what was read.
+    Read(&'a [u8]),
+    /// The text to read next.
+    Again(Vec<u8>),
+}
+
+/// Names the line, what is wrong with it, and its beginning.
+fn described(line: u64, text: &[u8]) -> String {
+    format!(
+        "line {line} of its standard output {}: {:?}",
+        mistake(text),
+        shown(text)
+    )
+}
+
+/// Returns whether nothing but what may separate answers is there.
+fn is_blank(mut text: &[u8]) -> bool {
+    while let Some((first, behind)) = text.split_first() {
+        text = match first {
+            b'[' | b']' | b',' | b'\0' => behind,
+            first if first.is_ascii_whitespace() => behind,
+            _ => match text.strip_prefix(BYTE_ORDER_MARK) {
+                Some(behind) => behind,
+                None => return false,
+            },
+        };
+    }
+    true
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|window| window == part)
+}
+
+/// Returns whether text outside of objects may be a part of an answer: it begins as one does, or
+/// names an outcome.
+fn is_damaged(text: &[u8]) -> bool {
+    const WORDS: [&str; 4] = ["\"complete\"", "\"retry\"", "\"later\"", "\"dead-letter\""];
+    contains(text, b"\"outcome\"")
+        && (text.trim_ascii_start().starts_with(b"{")
+            || WORDS.iter().any(|word| contains(text, word.as_bytes())))
+}
+
+/// The first id in a text that is one of a message that the worker has.
+fn known_id(text: &[u8], known: Known<'_>) -> Option<String> {
+    text.split(|byte| !byte.is_ascii_digit())
+        .filter_map(|digits| std::str::from_utf8(digits).ok())
+        .find(|digits| !digits.is_empty() && known(digits))
+        .map(str::to_owned)
+}
+
+/// The answers within an object that is none: as objects, or as strings of JSON.
+fn answers_within(text: &[u8], known: Known<'_>) -> Vec<Answer> {
+    let mut answers = Vec::new();
+    if text.len() > SEARCHED_AGAIN_MOST || !contains(text, b"outcome") {
+        return answers;
+    }
+    let mut rest = text.get(1..).unwrap_or_default();
+    while let Some(begin) = rest.iter().position(|byte| *byte == b'{') {
+        let object = rest.get(begin..).unwrap_or_default();
+        let end = Object::end_of(object).unwrap_or_default();
+        let whole = object.get(..end).unwrap_or_default();
+        let read = match ObjectKind::of(whole) {
+            ObjectKind::Answer(answer) if known(&answer.id) => {
+                answers.push(answer);
+                end
+            }
+            _ => 1,
+        };
+        rest = object.get(read..).unwrap_or_default();
+    }
+    if answers.is_empty() {
+        answers = quoted_answers(text, known);
+    }
+    answers
+}
+
+/// The answers that stand in a text as strings of JSON.
+fn quoted_answers(text: &[u8], known: Known<'_>) -> Vec<Answer> {
+    const BEGIN: &[u8] = b"\"{";
+    if !contains(text, b"outcome\\\"") {
+        return Vec::new();
+    }
+    let mut answers = Vec::new();
+    for (place, _) in text
+        .windows(BEGIN.len())
+        .enumerate()
+        .filter(|(_, window)| *window == BEGIN)
+    {
+        let string = text.get(place..).unwrap_or_default();
+        let mut strings = serde_json::Deserializer::from_slice(string).into_iter::<String>();
+        if let Some(Ok(string)) = strings.next()
+            && let ObjectKind::Answer(answer) = ObjectKind::of(string.as_bytes())
+            && known(&answer.id)
+        {
+            answers.push(answer);
+        }
+    }
+    answers
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn splitter() -> Splitter {
-        Splitter {
-            number: 1,
-            ..Splitter::default()
-        }
-    }
-
-    /// What is written comes in parts of this size, and these values are read, each with the number
-    /// of its line.
-    fn check_in_parts(size: usize, written: &str, expected: &[(u64, &str)]) {
-        let mut splitter = splitter();
-        let lines = written.as_bytes().split_inclusive(|byte| *byte == b'\n');
-        let parts = lines.flat_map(|line| line.chunks(size));
-        let mut values: Vec<Line> = parts.flat_map(|part| splitter.take(part)).collect();
-        values.extend(splitter.line());
-        let values: Vec<(u64, String)> = values
-            .into_iter()
-            .map(|Line { number, text }| (number, String::from_utf8(text).unwrap()))
-            .collect();
-        let expected: Vec<(u64, String)> = expected
-            .iter()
-            .map(|(number, text)| (*number, (*text).to_owned()))
-            .collect();
-        assert_eq!(values, expected, "{written:?} in parts of {size}");
-    }
-
-    fn check(written: &str, expected: &[(u64, &str)]) {
-        check_in_parts(usize::MAX, written, expected);
-    }
-
-    const ONE: &str = r#"{"id":"1","outcome":"complete"}"#;
-    const TWO: &str = r#"{"id":"2","outcome":"retry","reason":"}{ \" ][ \\"}"#;
-
-    #[test]
-    fn values_need_no_line_of_their_own() {
-        check(&format!("{ONE}\n{TWO}\n"), &[(1, ONE), (2, TWO)]);
-        check(
-            &format!("{ONE}{TWO}\n\n{ONE}\r\n \n"),
-            &[(1, ONE), (1, TWO), (3, ONE)],
-        );
-        check(
-            &format!("\u{feff}{ONE}\n\u{feff}\n{TWO}"),
-            &[(1, ONE), (3, TWO)],
-        );
-        check(
-            "{\n  \"id\": \"1\",\n  \"outcome\": \"complete\"\n}\n",
-            &[(1, "{\n  \"id\": \"1\",\n  \"outcome\": \"complete\"\n}")],
-        );
-        check(
-            &format!("[\n{ONE},\n{ONE}\n]{TWO}\n"),
-            &[(1, &format!("[\n{ONE},\n{ONE}\n]")), (4, TWO)],
-        );
-    }
-
-    #[test]
-    fn what_is_no_value_is_the_line_that_it_is() {
-        check(
-            &format!("charging\n{ONE}\n"),
-            &[(1, "charging\n"), (2, ONE)],
-        );
-        check(
-            &format!("charging {ONE}\n{TWO}\n"),
-            &[(1, &format!("charging {ONE}\n")), (2, TWO)],
-        );
-        check(
-            &format!("{ONE} charged\n{TWO}\n"),
-            &[(1, ONE), (1, "charged\n"), (2, TWO)],
-        );
-        check("}\n\"{\"\n17\n", &[(1, "}\n"), (2, "\"{\"\n"), (3, "17\n")]);
-    }
-
-    #[test]
-    fn values_come_in_parts() {
-        for size in [1, 2, 7] {
-            check_in_parts(
-                size,
-                &format!("{ONE}{TWO} charged\nno {ONE}\n\n{TWO}"),
-                &[
-                    (1, ONE),
-                    (1, TWO),
-                    (1, "charged\n"),
-                    (2, &format!("no {ONE}\n")),
-                    (4, TWO),
-                ],
-            );
-        }
-        check_in_parts(4, "no line feed", &[(1, "no line feed")]);
-    }
-
-    #[test]
-    fn a_value_that_is_cut_off_costs_no_other() {
-        check(
-            &format!("{{\"id\":\"1\",\"outc\n{TWO}\n"),
-            &[(1, "{\"id\":\"1\",\"outc\n"), (2, TWO)],
-        );
-        check(
-            &format!("{{\"id\":\"1\",\"outcome\":\n{TWO}\n"),
-            &[(1, "{\"id\":\"1\",\"outcome\":\n"), (2, TWO)],
-        );
-        check("{\"id\":\"1\"", &[]);
-    }
-
-    #[test]
-    fn what_is_too_long_is_passed_on_once() {
-        let most = usize::try_from(LINE_MAX_BYTES).unwrap();
-        for begin in ["{\"id\":\"", "x"] {
-            let mut splitter = splitter();
-            let part = format!("{begin}{}", "x".repeat(most - begin.len()));
-            let values: Vec<Line> = [part, format!("{ONE}{ONE}\n"), format!("{TWO}\n")]
-                .iter()
-                .flat_map(|part| splitter.take(part.as_bytes()))
-                .collect();
-            let [long, two] = &values[..] else {
-                panic!("{begin}: {} values", values.len())
-            };
-            assert!(
-                parse(long).unwrap_err().why.contains("is longer than"),
-                "{begin}"
-            );
-            assert_eq!(
-                (two.number, two.text.as_slice()),
-                (2, TWO.as_bytes()),
-                "{begin}"
-            );
-        }
-    }
-}
+mod tests;

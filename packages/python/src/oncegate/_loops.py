@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Set, Tuple
 
@@ -14,6 +14,9 @@ from oncegate._streams import Streams
 
 #: The version of the protocol, see `docs/RUN.md` of oncegate.
 PROTOCOL = 1
+
+#: How many messages a function takes before it has answered those before them.
+AHEAD = 16
 
 #: The messages of one line of the protocol, by their ids: several when the line is a batch.
 Messages = Dict[str, Message]
@@ -45,9 +48,10 @@ def _taken(line: Mapping[str, Any]) -> Messages:
     return {line["id"]: parse(line) for line in lines}
 
 
-def _say_ready(streams: Streams, call: Call, max_in_flight: int) -> None:
+def _say_ready(streams: Streams, call: Call, max_in_flight: int, ahead: int = 0) -> None:
     batches = {"batches": True} if call.in_batches else {}
-    streams.write({"type": "ready", "v": PROTOCOL, "max_in_flight": max_in_flight, **batches})
+    takes_ahead = {"ahead": ahead} if ahead else {}
+    streams.write({"type": "ready", "v": PROTOCOL, "max_in_flight": max_in_flight, **takes_ahead, **batches})
 
 
 def _reply_all(streams: Streams, messages: Messages, answers: List[Answer]) -> None:
@@ -56,26 +60,51 @@ def _reply_all(streams: Streams, messages: Messages, answers: List[Answer]) -> N
 
 
 class ThreadLoop:
-    """Handlers on threads. The main thread reads, so that it sees a cancellation while they work."""
+    """Handlers on threads. The main thread reads, so that it sees a cancellation while they work.
+
+    Messages are taken ahead: they wait here until a thread has answered an earlier one, and begin in their order.
+    """
 
     def __init__(self, call: Call, streams: Streams) -> None:
         self._call = call
         self._streams = streams
         self._in_flight: Messages = {}
+        #: The messages of single lines that may not have begun.
+        self._waiting: Dict[str, Future[None]] = {}
         self._lock = threading.Lock()
 
     def run(self, max_in_flight: int) -> None:
         # Leaving the block waits for the handlers.
         with ThreadPoolExecutor(max_in_flight, thread_name_prefix="oncegate") as threads:
-            _say_ready(self._streams, self._call, max_in_flight)
+            _say_ready(self._streams, self._call, max_in_flight, 0 if self._call.in_batches else AHEAD)
             for line in self._streams.read():
                 messages = _taken(line)
+                kind = line.get("type")
                 if messages:
+                    # Under the lock: the handler may have ended before its future is noted.
                     with self._lock:
                         self._in_flight.update(messages)
-                    threads.submit(self._handle, messages)
-                elif line.get("type") == "cancel":
-                    self._cancel(line["id"])
+                        handling = threads.submit(self._handle, messages)
+                        if kind == "message":
+                            self._waiting[line["id"]] = handling
+                elif kind == "cancel":
+                    if not self._give_back(line["id"]):
+                        self._cancel(line["id"])
+                elif kind == "recall":
+                    self._give_back(line["id"])
+            # oncegate stops or has ended: nothing more begins.
+            for id in list(self._waiting):
+                self._give_back(id)
+
+    def _give_back(self, id: str) -> bool:
+        """Answers a message that has not begun, and lets it never begin. Returns whether it has not begun."""
+        with self._lock:
+            handling = self._waiting.get(id)
+            if handling is None or not handling.cancel():
+                return False
+            del self._waiting[id], self._in_flight[id]
+        reply(self._streams, id, {"outcome": "not-run"})
+        return True
 
     def _cancel(self, id: str) -> None:
         with self._lock:
@@ -92,6 +121,7 @@ class ThreadLoop:
         with self._lock:
             for id in messages:
                 del self._in_flight[id]
+                self._waiting.pop(id, None)
         _reply_all(self._streams, messages, answers)
 
 

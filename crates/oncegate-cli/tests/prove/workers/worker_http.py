@@ -13,7 +13,8 @@ class Worker(http.server.BaseHTTPRequestHandler):
             else:
                 self.reply(200, self.charge(body, self.headers["Idempotency-Key"]))
         except OSError:
-            self.reply(503, b"{}")
+            # Its own word: without it, a gateway may have said 503.
+            self.reply(503, b"{}", "retry")
 
     def outcome(self, message):
         try:
@@ -31,8 +32,10 @@ class Worker(http.server.BaseHTTPRequestHandler):
         with urllib.request.urlopen(request) as answer:
             return answer.read()
 
-    def reply(self, status, body):
+    def reply(self, status, body, outcome=None):
         self.send_response(status)
+        if outcome:
+            self.send_header("Oncegate-Outcome", outcome)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -3,6 +3,7 @@
 use oncegate_testkit::{HttpClient, LoopbackPort, Sent, until};
 
 use super::super::LIMIT;
+use super::super::raw::{Answer, RawWorker};
 use super::super::stdin::{Feed, order};
 use super::three_orders;
 
@@ -83,4 +84,52 @@ async fn a_probe_at_the_start_says_why_the_worker_is_not_ready() {
     })
     .await;
     process.kill();
+}
+
+/// The worker was ready at the start, and is gone: a few orders are too few for the circuit
+/// breaker.
+#[tokio::test]
+async fn the_probe_names_a_worker_behind_http_that_is_gone() {
+    let feed = three_orders();
+    let [worker_port, port] = [LoopbackPort::reserve(), LoopbackPort::reserve()];
+    let ready = RawWorker::start(|_| Answer::status(200, "", "")).await;
+    let ready_url = format!("handler.ready_url={}", ready.url());
+    let address = format!("127.0.0.1:{}", worker_port.number());
+    let url = format!("http://{address}/charge?token=s3cret");
+    let listen = format!("127.0.0.1:{}", port.number());
+    let quick = "consumer.billing.backoff.most=200ms";
+    let mut process = feed.start_on_input(&[
+        "--handler",
+        &url,
+        "--set",
+        &ready_url,
+        "--set",
+        quick,
+        "--listen",
+        &listen,
+    ]);
+    let named = format!("the worker cannot be reached at http://{address}/charge: ");
+    until(
+        "the probe to name the worker",
+        LIMIT,
+        async || match answer_of(&port, "/readyz").await {
+            (503, body) if body.contains("\"worker_not_ready\"") && body.contains(&named) => Ok(()),
+            other => Err(format!("{other:?}\n{}", feed.read("err"))),
+        },
+    )
+    .await;
+    assert!(
+        feed.read("err")
+            .contains("the worker is not ready any more"),
+        "{}",
+        feed.read("err")
+    );
+    let worker = RawWorker::start_at(&address, |_| Answer::status(200, "", "")).await;
+    assert_eq!(process.end_within(LIMIT).await.code(), Some(0));
+    let err = feed.read("err");
+    assert!(
+        err.contains("the worker is ready again") && !err.contains("s3cret"),
+        "{err}"
+    );
+    assert_eq!(worker.asked().len(), 3, "{err}");
 }
