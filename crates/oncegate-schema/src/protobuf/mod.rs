@@ -211,7 +211,8 @@ impl<'a> MessageReader<'a> {
             (Shape::Map, Some(_)) => true,
         };
         let has_default = field.shape != Shape::Single || !field.has_presence;
-        if !(is_sent || takes_default && has_default) {
+        let is_there = is_sent || (takes_default && has_default);
+        if !is_there {
             return Ok(());
         }
         self.json.name(name.as_bytes())?;

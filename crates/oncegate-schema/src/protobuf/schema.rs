@@ -373,9 +373,11 @@ mod tests {
         let names = (0..31).map(|level| format!("message A{level} {{"));
         let messages = format!("{}{}", names.collect::<String>(), "}".repeat(31));
         fn file(number: usize, messages: &str) -> ProtoFile {
-            let import = (number + 1 < MAX_FILES)
-                .then(|| format!("import \"f{}.proto\";", number + 1))
-                .unwrap_or_default();
+            let import = if number + 1 < MAX_FILES {
+                format!("import \"f{}.proto\";", number + 1)
+            } else {
+                String::new()
+            };
             ProtoFile {
                 name: format!("f{number}.proto"),
                 text: format!("syntax = \"proto3\"; package p{number}; {import} {messages}"),

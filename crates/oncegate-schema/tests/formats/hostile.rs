@@ -11,7 +11,8 @@ const ROUNDS: usize = 1_500;
 /// The longest time for a schema of a few hundred bytes, in a build without optimisation.
 const LONGEST: Duration = Duration::from_secs(5);
 
-const PROTO: &str = r#"syntax = "proto3"; package p; import "google/protobuf/any.proto"; import public "confluent/meta.proto";
+const PROTO: &str = r#"syntax = "proto3"; package p; import "google/protobuf/any.proto"; import "google/protobuf/descriptor.proto";
+import public "confluent/meta.proto";
 /* a comment { */ option java_package = "a'\x41{"; // }
 message O { O o = 1; repeated O list = 2; } extend google.protobuf.MessageOptions { O oo = 50000; }
 message M { option (oo) = { o { list { } list < > o: { } } }; string id = 1 [deprecated = true, json_name = "Id"];
@@ -78,6 +79,10 @@ fn fuzz(text: &str, compile: impl Fn(&str) -> Option<SchemaFormat>) {
     // Shown when the test fails, by a panic too.
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
+    assert!(
+        compile(text).is_some(),
+        "it is a schema before it is damaged"
+    );
     let mut schemas = 0;
     for _ in 0..ROUNDS {
         let mutant = mutant(text, &mut random);
