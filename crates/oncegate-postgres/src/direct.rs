@@ -219,8 +219,8 @@ async fn send(
     match shared.settle(client, outcome) {
         Ok(rows) => Ok(Settled::Replies(replies(rows.first(), commands, reply))),
         Err(trouble) if trouble.row_held => Ok(Settled::Held(trouble.error)),
-        // The rules execute it again.
-        Err(trouble) if trouble.passing => Ok(Settled::Replies(Vec::new())),
+        // The rules execute it again, and damaged data apart.
+        Err(trouble) if trouble.passing || trouble.damaged => Ok(Settled::Replies(Vec::new())),
         Err(Trouble {
             error: StoreError::Unknown { .. },
             ..

@@ -27,7 +27,8 @@ async fn an_idle_consumer_is_unready_while_its_broker_is_away() {
     let group = unique("group");
     let source = with(
         KafkaSource::new(broker.bootstrap(), group.as_str(), [topic.as_str()]),
-        QUICK,
+        // The group waits for longer than this consumer for a broker that does not answer.
+        &[QUICK[0], ("session.timeout.ms", "45000")],
     );
     let gate = Gate::new(unique("health"), Key::json(["id"]), MemoryStore::new());
     let watched = Watched::new();

@@ -34,9 +34,7 @@ pub(crate) async fn until_answered(
         RECOVERY_LIMIT,
         async || match apply(store, key, operation.clone()).await {
             Ok(reply) => Ok(reply),
-            Err(error @ (StoreError::Unavailable { .. } | StoreError::Unknown { .. })) => {
-                Err(error.to_string())
-            }
+            Err(error) if error.is_away() => Err(error.to_string()),
             Err(error) => panic!("{error}"),
         },
     )
