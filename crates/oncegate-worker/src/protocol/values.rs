@@ -328,7 +328,8 @@ impl Finder {
             return;
         }
         let line = self.noise_at;
-        let quoted = quoted_answers(&loose, known);
+        // In all of it: a string may have whole objects within.
+        let quoted = quoted_answers(&noise, known);
         if !quoted.is_empty() {
             found.extend(
                 quoted
@@ -438,7 +439,7 @@ fn known_id(text: &[u8], known: Known<'_>) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// The answers within an object that is none: as objects, or as strings of JSON.
+/// The answers that are objects within an object that is none.
 fn answers_within(text: &[u8], known: Known<'_>) -> Vec<Answer> {
     let mut answers = Vec::new();
     if text.len() > SEARCHED_AGAIN_MOST || !contains(text, b"outcome") {
@@ -457,9 +458,6 @@ fn answers_within(text: &[u8], known: Known<'_>) -> Vec<Answer> {
             _ => 1,
         };
         rest = object.get(read..).unwrap_or_default();
-    }
-    if answers.is_empty() {
-        answers = quoted_answers(text, known);
     }
     answers
 }
