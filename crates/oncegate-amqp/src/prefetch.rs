@@ -21,7 +21,7 @@ pub(crate) struct Prefetch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PrefetchChange {
     None,
-    /// One more consumer, with this prefetch.
+    /// A further consumer, with this prefetch.
     Grow(u16),
     /// Only the first consumer.
     Shrink,

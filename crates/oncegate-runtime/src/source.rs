@@ -234,10 +234,10 @@ pub trait AckHandle: Send + Sync + fmt::Debug {
     /// Returns whether the delivery still is this consumer's, as far as the source knows. It must
     /// return at once, from memory.
     ///
-    /// The consumer asks right before a handler begins. A handler that has begun is not stopped when
-    /// its delivery is lost: it ends under its lease, and its result is recorded. The consumer also
-    /// asks about once a second for each message that waits, and drops those that are not: a message
-    /// that is delivered again would wait behind them. The default is `true`:
+    /// The consumer asks right before a handler begins. One that has begun is not stopped when its
+    /// delivery is lost: it ends under its lease, and its result is recorded. The consumer asks
+    /// about once a second for each message that waits, too, and drops those that are not: a
+    /// message that is delivered again would wait behind them. The default is `true`:
     /// [`start`](Self::start) finds out.
     fn is_ours(&self) -> bool {
         true

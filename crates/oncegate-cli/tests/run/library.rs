@@ -263,7 +263,7 @@ const PYTHON_KILLED: &str = r#"
 import json, os, signal
 from oncegate import Message, worker
 
-@worker
+@worker(ahead=16)
 def handle(message: Message) -> None:
     order = message.json()["order_id"]
     with open("ledger", "a") as ledger:

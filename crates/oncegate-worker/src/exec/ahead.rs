@@ -23,13 +23,13 @@ const MEAN_OF: u32 = 8;
 /// The lines of one process.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    /// How many it handles at a time.
+    /// The number of messages that it handles at a time.
     at_a_time: usize,
-    /// How many it takes besides.
+    /// The number of messages that it takes besides.
     ahead: usize,
-    /// Those that it may have begun, with the time from which on.
+    /// The messages that it may have begun, with the time from which on.
     begun: HashMap<u64, Instant>,
-    /// Those that it has not, in their order.
+    /// The messages that it has not begun, in their order.
     waiting: VecDeque<WaitingLine>,
     /// The mean time of recent lines; `None` before the first answer.
     mean: Option<Duration>,
@@ -55,7 +55,7 @@ impl Lines {
         }
     }
 
-    /// How many it handles at a time.
+    /// The number of messages that it handles at a time.
     pub(super) fn at_a_time(&self) -> usize {
         self.at_a_time
     }

@@ -15,9 +15,6 @@ from oncegate._streams import Streams
 #: The version of the protocol, see `docs/RUN.md` of oncegate.
 PROTOCOL = 1
 
-#: How many messages a function takes before it has answered those before them.
-AHEAD = 16
-
 #: The messages of one line of the protocol, by their ids: several when the line is a batch.
 Messages = Dict[str, Message]
 
@@ -62,7 +59,7 @@ def _reply_all(streams: Streams, messages: Messages, answers: List[Answer]) -> N
 class ThreadLoop:
     """Handlers on threads. The main thread reads, so that it sees a cancellation while they work.
 
-    Messages are taken ahead: they wait here until a thread has answered an earlier one, and begin in their order.
+    Messages that are taken ahead wait here until a thread has answered an earlier one, and begin in their order.
     """
 
     def __init__(self, call: Call, streams: Streams) -> None:
@@ -73,10 +70,10 @@ class ThreadLoop:
         self._waiting: Dict[str, Future[None]] = {}
         self._lock = threading.Lock()
 
-    def run(self, max_in_flight: int) -> None:
+    def run(self, max_in_flight: int, ahead: int) -> None:
         # Leaving the block waits for the handlers.
         with ThreadPoolExecutor(max_in_flight, thread_name_prefix="oncegate") as threads:
-            _say_ready(self._streams, self._call, max_in_flight, 0 if self._call.in_batches else AHEAD)
+            _say_ready(self._streams, self._call, max_in_flight, ahead)
             for line in self._streams.read():
                 messages = _taken(line)
                 kind = line.get("type")

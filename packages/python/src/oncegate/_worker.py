@@ -33,6 +33,7 @@ class _Runner:
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight is {max_in_flight}; it is 1 or more")
         self.max_in_flight = max_in_flight
+        self.ahead = 0
         self._call = Call(handler, in_batches)
 
     def run(self) -> None:
@@ -47,14 +48,17 @@ class _Runner:
         if self.is_async:
             asyncio.run(AsyncLoop(self._call, streams).run(self.max_in_flight))
         else:
-            ThreadLoop(self._call, streams).run(self.max_in_flight)
+            ThreadLoop(self._call, streams).run(self.max_in_flight, self.ahead)
 
 
 class Worker(_Runner):
     """A handler of single messages with the loop around it. Calling it calls the handler, for tests."""
 
-    def __init__(self, handler: Handler, *, max_in_flight: Optional[int] = None) -> None:
+    def __init__(self, handler: Handler, *, max_in_flight: Optional[int] = None, ahead: int = 0) -> None:
         super().__init__(handler, False, max_in_flight)
+        if ahead < 0 or (ahead and self.is_async):
+            raise ValueError(f"ahead is {ahead}; it is 0 or more, and a coroutine function takes none ahead")
+        self.ahead = ahead
         self.handler = handler
         functools.update_wrapper(self, handler)
 
@@ -77,18 +81,21 @@ class BatchWorker(_Runner):
 @overload
 def worker(handler: Handler) -> Worker: ...
 @overload
-def worker(*, max_in_flight: Optional[int] = None) -> Callable[[Handler], Worker]: ...
+def worker(*, max_in_flight: Optional[int] = None, ahead: int = 0) -> Callable[[Handler], Worker]: ...
 def worker(
-    handler: Optional[Handler] = None, *, max_in_flight: Optional[int] = None
+    handler: Optional[Handler] = None, *, max_in_flight: Optional[int] = None, ahead: int = 0
 ) -> Union[Worker, Callable[[Handler], Worker]]:
     """Makes a worker of a function: ``@worker``, or ``@worker(max_in_flight=8)``.
 
     ``max_in_flight`` is how many messages each process handles at a time. A function runs on that many threads (1 by
     default); a coroutine function runs on one event loop (16 by default).
+
+    ``ahead`` is how many messages more a function takes before it has answered those before them (0 by default). It is
+    for functions that return within milliseconds: what is taken ahead is claimed, and begins when a thread is free.
     """
     if handler is not None:
-        return Worker(handler, max_in_flight=max_in_flight)
-    return lambda handler: Worker(handler, max_in_flight=max_in_flight)
+        return Worker(handler, max_in_flight=max_in_flight, ahead=ahead)
+    return lambda handler: Worker(handler, max_in_flight=max_in_flight, ahead=ahead)
 
 
 @overload
