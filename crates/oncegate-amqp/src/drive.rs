@@ -28,8 +28,8 @@ const GOOD_SESSION: Duration = Duration::from_secs(30);
 /// A consumer that the broker ends after a message was held for this long may have exceeded its
 /// `consumer_timeout`.
 const LONG_HELD: Duration = Duration::from_secs(2);
-/// The prefetch while the broker sends something that the client cannot read: every message of a
-/// larger one would come back, and be counted, with it.
+/// The prefetch at the beginning of a careful session: every message of a larger one would come
+/// back, and be counted, with the first.
 const CAREFUL_PREFETCH: u16 = 1;
 
 /// The state of a queue's thread.
@@ -42,8 +42,12 @@ pub(crate) struct Driver {
     pub(crate) limits: BrokerLimits,
     /// `max_attempts` of the consumer.
     pub(crate) max_attempts: u32,
-    /// The last connection ended with something that the client cannot read.
+    /// The last session ended with something that the client cannot read, or while messages near
+    /// the delivery limit were sent again: the next one begins with one message, so that another end
+    /// counts for that one alone.
     pub(crate) is_careful: bool,
+    /// The last session ended with something that the client cannot read.
+    pub(crate) is_unreadable: bool,
 }
 
 /// Warnings about a queue that is consumed, or the reason that it cannot be.
@@ -67,11 +71,13 @@ impl Driver {
         let mut failures = 0;
         let mut watch = Watch::new();
         loop {
-            self.hub.connected(self.is_careful);
+            self.hub.connected(self.is_unreadable);
             let began = Instant::now();
             let Err(error) = session.serve(&self.hub, &mut watch).await else {
                 break;
             };
+            self.is_unreadable = error.is_unreadable;
+            self.is_careful = error.is_unreadable || session.is_renewing();
             drop(session);
             let load = self.hub.load();
             self.learn(&error);
@@ -129,7 +135,6 @@ impl Driver {
 
     /// Notes what the end of a session tells about the broker.
     fn learn(&mut self, error: &AmqpError) {
-        self.is_careful = error.is_unreadable;
         let held = self.hub.lock().held.oldest().map(|oldest| oldest.elapsed());
         match (error.timed_out, held) {
             (Some(TimedOut::After(timeout)), _) => self.limits.learn(timeout),

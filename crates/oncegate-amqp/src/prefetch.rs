@@ -55,6 +55,11 @@ impl Prefetch {
         PrefetchChange::None
     }
 
+    /// Notes that the usual prefetch is larger by so many.
+    pub(crate) fn widened(&mut self, more: u16) {
+        self.first = self.first.saturating_add(more);
+    }
+
     pub(crate) fn grown(&mut self, more: u16) {
         self.more.push(more);
     }

@@ -56,6 +56,10 @@ pub(crate) struct Session {
     tags: Vec<ShortString>,
     /// The number of consumers that were cancelled here, and whose end has not arrived.
     cancelled: usize,
+    /// The prefetch that is missing, because the session began carefully.
+    missing: Option<u16>,
+    /// The number of consumers that stay while the prefetch is not larger than usual.
+    usual: usize,
     prefetch: Prefetch,
     /// The messages that are sent again before they run.
     renewing: FuturesUnordered<BoxFuture<'static, Renewed>>,
@@ -99,6 +103,11 @@ impl Session {
             delivered: SelectAll::new(),
             tags: Vec::new(),
             cancelled: 0,
+            missing: settings
+                .prefetch()
+                .checked_sub(prefetch)
+                .filter(|more| *more > 0),
+            usual: 1,
             prefetch: Prefetch::new(prefetch),
             renewing: FuturesUnordered::new(),
             publisher: Arc::clone(publisher),
@@ -114,6 +123,12 @@ impl Session {
     /// Returns the first number of the broker's version.
     pub(crate) fn major_version(&self) -> Option<u32> {
         self.connection.seen.major_version()
+    }
+
+    /// Returns whether messages near the delivery limit are not sent again yet: the end of this
+    /// session counts for them.
+    pub(crate) fn is_renewing(&self) -> bool {
+        !self.renewing.is_empty()
     }
 
     fn add(&mut self, consumer: lapin::Consumer) {
@@ -279,6 +294,9 @@ impl Session {
             let asked = Asked::Messages(&self.settings.queue);
             call(asked, return_message(&self.channel, EVERYTHING, ALL_UP_TO)).await?;
         }
+        // A quorum queue takes a few settlements at once, and forgets the rest with its channel: a
+        // question gives it the time to take them.
+        check_queue(&self.channel, &self.settings.queue).await?;
         if !close_channel(&self.channel, CALL_LIMIT).await {
             return Err(AmqpError::away("the broker did not confirm the last acks"));
         }
@@ -305,6 +323,12 @@ impl Session {
         if old > 0 {
             info!(queue = self.settings.queue, messages = old, hold_most = ?self.limits.hold_most(), "messages that wait or run for long went back to the queue, before the broker's `consumer_timeout`; what runs goes on");
         }
+        if let Some(more) = self.missing.take_if(|_| self.renewing.is_empty()) {
+            let consumer = consume(&self.channel, &self.settings, more).await?;
+            self.add(consumer);
+            self.usual = self.tags.len();
+            self.prefetch.widened(more);
+        }
         let load = hub.load();
         if !hub.in_order {
             let waiting = load.waiting.saturating_sub(self.renewing.len());
@@ -322,7 +346,7 @@ impl Session {
                     self.prefetch.grown(more);
                 }
                 PrefetchChange::Shrink => {
-                    for tag in self.tags.split_off(1) {
+                    for tag in self.tags.split_off(self.usual) {
                         self.cancel(tag).await?;
                     }
                     self.prefetch.shrunk();

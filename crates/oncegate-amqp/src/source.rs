@@ -278,6 +278,7 @@ impl Source for AmqpSource {
             limits: self.limits(),
             max_attempts: self.max_attempts.load(Ordering::Relaxed),
             is_careful: false,
+            is_unreadable: false,
         };
         let (opened, opening) = oneshot::channel();
         let left = spawn(Arc::clone(&hub), driver, opened)?;

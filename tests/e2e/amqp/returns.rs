@@ -115,9 +115,12 @@ async fn a_prefetch_full_of_waiting_messages_lets_others_through() {
         stage.queue.until_ready(0).await;
         stage.send(51..=60).await;
         clerk.book.until_charged(10).await;
+        running.watched.until("acks", 10).await;
         running.stop().await;
         clerk.book.charged_once(10);
-        stage.queue.until_ready(50).await;
+        // RabbitMQ 3.10 may forget single acks that come with many returns: see AMQP.md, "A stop".
+        let left = stage.queue.ready().await;
+        assert!((50..=60).contains(&left), "{release:?}: {left} are left");
     }
 }
 
