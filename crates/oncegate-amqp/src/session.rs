@@ -243,7 +243,7 @@ impl Session {
     }
 
     /// Sends the acks and returns that are due.
-    async fn settle(&self, hub: &Hub) -> Result<(), AmqpError> {
+    async fn settle(&mut self, hub: &Hub) -> Result<(), AmqpError> {
         let (returns, acks) = hub.lock().held.take();
         for settlements in [returns, acks] {
             if !settlements.is_empty() {
@@ -357,7 +357,7 @@ impl Session {
     }
 
     /// Looks whether a queue that delivers nothing has messages.
-    async fn watch(&self, hub: &Hub, watch: &mut Watch) -> Result<(), AmqpError> {
+    async fn watch(&mut self, hub: &Hub, watch: &mut Watch) -> Result<(), AmqpError> {
         let load = hub.load();
         let is_full = !hub.in_order && load.waiting > 0 && load.waiting == load.in_hand;
         let in_hand = if is_full { 0 } else { load.in_hand };

@@ -153,9 +153,9 @@ async fn a_second_signal_ends_the_process_and_another_takes_over() {
     let _other = stage.start(&stage.scope);
     stage.until_committed(&stage.scope, 2).await;
     assert_eq!(
-        stage.ledger.counts()["start held 2"],
-        1,
-        "its next attempt knows that it is the second"
+        stage.ledger.counts()["start held 1"],
+        2,
+        "it runs again, recovered, and the stop has cost no attempt"
     );
 }
 

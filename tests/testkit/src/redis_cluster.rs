@@ -217,6 +217,9 @@ impl RedisCluster {
     pub async fn add_slot(&mut self, slot: u16, to: usize) {
         let slot = slot.to_string();
         self.ask::<()>(to, &["CLUSTER", "ADDSLOTS", &slot]).await;
+        // A node remembers a move that it had begun before it lost the slot.
+        self.ask::<()>(to, &["CLUSTER", "SETSLOT", &slot, "STABLE"])
+            .await;
     }
 
     /// Moves the keys of a slot that is being moved; returns how many.

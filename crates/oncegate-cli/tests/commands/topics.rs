@@ -264,10 +264,9 @@ dead_letters = {{ amqp = "{queue}.dead" }}
         format!("created {queue}.dead")
     );
     assert_eq!(created.err, "", "a queue that is missing is no error here");
-    for (name, limit) in [
-        (queue.clone(), Value::Null),
-        (format!("{queue}.dead"), json!(-1)),
-    ] {
+    // Before RabbitMQ 4, -1 is a number: the first return of a message would be one too many.
+    let limit = Value::Null;
+    for name in [queue.clone(), format!("{queue}.dead")] {
         let described = rabbit
             .manage("GET", &format!("/api/queues/%2F/{name}"), "")
             .await;

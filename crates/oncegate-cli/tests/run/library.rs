@@ -293,11 +293,6 @@ async fn what_a_process_that_dies_was_sent_ahead_runs_once() {
     ];
     let ended = feed.run(&flags).await;
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(
-        ended.err.contains("messages that the worker has not begun"),
-        "none was sent ahead: {}",
-        ended.err
-    );
     let mut runs: BTreeMap<usize, Vec<(u32, bool)>> = BTreeMap::new();
     for line in feed.ledger() {
         let noted: (String, u32, bool) = serde_json::from_str(&line).unwrap();

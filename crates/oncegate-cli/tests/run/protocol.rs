@@ -307,7 +307,7 @@ async fn what_is_answered_of_a_batch_counts_at_a_stop() {
     let script = worker(
         r#"write('{"type":"ready","v":1,"batches":true}\n')
 def answer_batch(messages):
-    answered = messages if messages[0]["attempt"] > 1 else messages[:-1]
+    answered = messages if messages[0]["recovered"] else messages[:-1]
     for one in answered: write(line(one["id"]) + "\n")
 "#,
     );

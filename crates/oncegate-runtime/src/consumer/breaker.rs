@@ -383,6 +383,16 @@ impl Switch {
         has_failed && state.phase == CircuitPhase::Closed
     }
 
+    /// Returns whether a message that was admitted may still begin: the breaker has not opened
+    /// since, or this message is the one that finds out whether the handler works again.
+    pub(super) fn still_admits(&self, asking: u64) -> bool {
+        match self.phase() {
+            CircuitPhase::Closed => true,
+            CircuitPhase::Open { .. } => false,
+            CircuitPhase::HalfOpen { probe, .. } => probe == asking,
+        }
+    }
+
     pub(super) fn is_closed(&self) -> bool {
         self.phase() == CircuitPhase::Closed
     }

@@ -280,7 +280,8 @@ fn split_login(url: &str) -> Option<(String, Option<(String, String)>)> {
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, path) = rest.split_at(end);
     let Some((login, host)) = authority.rsplit_once('@') else {
-        return Some((url.to_owned(), None));
+        // A login whose password has a slash that is not escaped.
+        return (!path.contains('@')).then(|| (url.to_owned(), None));
     };
     let (user, password) = login.split_once(':').unwrap_or((login, ""));
     let login = (unescaped(user)?, unescaped(password)?);

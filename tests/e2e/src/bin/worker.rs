@@ -73,7 +73,7 @@ impl Handler for Charge {
         match payment.how {
             How::Usual => tokio::time::sleep(BEFORE_THE_EFFECT).await,
             How::Slow => tokio::time::sleep(SLOW).await,
-            How::Hold if attempt.number() == 1 => std::future::pending().await,
+            How::Hold if !attempt.recovered() => std::future::pending().await,
             How::Hold => {}
             How::Abort => std::process::abort(),
             How::Later if millis_since_1970(SystemTime::now()) < payment.due_ms => {

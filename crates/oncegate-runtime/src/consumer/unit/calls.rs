@@ -291,6 +291,15 @@ pub(super) fn may_begin(
     if !member.item.delivery.ack_handle.is_ours() {
         return Err("the delivery was lost before the handler began");
     }
+    // Those before it in its unit may have failed.
+    let breaker = &member.item.route.breaker;
+    if member
+        .item
+        .admitted
+        .is_some_and(|key| !breaker.still_admits(key))
+    {
+        return Err("the circuit breaker opened before the handler began");
+    }
     Ok(())
 }
 

@@ -41,6 +41,8 @@ pub(super) enum Finished {
         ran: Ran,
         /// The time of this run alone.
         took: Duration,
+        /// Whether the run counts if it has failed.
+        count: FailureCount,
     },
     /// The member has no key, and ends when those before it have: the dead-letter limit counts
     /// messages in their order.
@@ -49,8 +51,18 @@ pub(super) enum Finished {
 
 impl Finished {
     pub(super) fn ran(granted: Granted, ran: Ran, took: Duration) -> Self {
-        granted.member.item.route.pace.note_run(took);
-        Self::Ran { granted, ran, took }
+        let item = &granted.member.item;
+        item.route.pace.note_run(took);
+        // At once: a handler that fails must not run for all others of its unit before the breaker
+        // knows.
+        let cut_short = granted.lease.was_cut_short();
+        let count = item.tell_breaker(cut_short, ran.outcome(), ran.failure());
+        Self::Ran {
+            granted,
+            ran,
+            took,
+            count,
+        }
     }
 }
 
@@ -72,14 +84,19 @@ pub(super) async fn finish(tasks: &Arc<Tasks>, finished: Vec<Finished>) -> Vec<E
     let mut settling = Vec::with_capacity(finished.len());
     let now = Instant::now();
     for one in finished {
-        let (granted, ran, took) = match one {
-            Finished::Ran { granted, ran, took } => (granted, ran, took),
+        let (granted, ran, took, count) = match one {
+            Finished::Ran {
+                granted,
+                ran,
+                took,
+                count,
+            } => (granted, ran, took, count),
             Finished::WithoutKey(member) => {
                 settling.push(Settling::WithoutKey(member));
                 continue;
             }
         };
-        let count = note(&tasks.shared, &granted, &ran, (took, now));
+        note(&tasks.shared, &granted, &ran, (took, now));
         match ran {
             Ran::Returned(Ok(Ok(stored))) if is_stored_as_it_is(&granted, &stored) => {
                 settling.push(Settling::Result(granted, stored));
@@ -96,19 +113,13 @@ pub(super) async fn finish(tasks: &Arc<Tasks>, finished: Vec<Finished>) -> Vec<E
     ended
 }
 
-/// Tells the observer, the breaker and the span how the handler ended. Returns whether it counts if
-/// it failed.
+/// Tells the observer and the span how the handler ended.
 fn note(
     shared: &Shared,
-    granted: &Granted,
+    Granted { member, span, .. }: &Granted,
     ran: &Ran,
     (took, now): (Duration, Instant),
-) -> FailureCount {
-    let Granted {
-        member,
-        lease,
-        span,
-    } = granted;
+) {
     let gate = &member.item.route.gate;
     let outcome = ran.outcome();
     shared.watch.handler_times.note(took);
@@ -119,9 +130,6 @@ fn note(
     });
     trace::ended(span, outcome);
     member.item.enter(Stage::Ending, now);
-    member
-        .item
-        .tell_breaker(lease.was_cut_short(), outcome, ran.failure())
 }
 
 /// Returns whether the record of this run holds its result and nothing else is to be done: no
