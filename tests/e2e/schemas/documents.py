@@ -131,6 +131,11 @@ def called(path):
     return spell([random.choice([part, *OTHER_NAMES.get(part, [])]) for part in path])
 
 
+def excepted(path):
+    """The same for an exception. What is inside a list is named as the document names it."""
+    return spell(path) if any(part.isdigit() for part in path) else called(path)
+
+
 def chosen_paths(found):
     """Some paths: one of them may lead into another."""
     chosen = random.sample(found, min(len(found), random.choice([1, 1, 2, 3])))
@@ -175,7 +180,7 @@ def specification(document):
     found = [path for path in paths(document) if all(part.strip() for part in path)]
     kind = random.random()
     if not found or kind < 0.25:
-        return {"payload": {"except": [called(path) for path in chosen_paths(found)]}} if found and kind < 0.18 else "payload"
+        return {"payload": {"except": [excepted(path) for path in chosen_paths(found)]}} if found and kind < 0.18 else "payload"
     if kind < 0.45:
         spec = {"json": [called(path) for path in chosen_paths(found)]}
     elif kind < 0.75:

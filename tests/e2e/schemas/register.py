@@ -25,16 +25,8 @@ def proto(body, imports=""):
 
 
 ids = {}
-customer = {"type": "record", "name": "Customer", "namespace": "shop", "fields": [{"name": "id", "type": "string"}]}
 order = {"type": "record", "name": "Order", "namespace": "shop", "fields": [{"name": "order_id", "type": "string"}]}
 ids["order"] = post("order", json.dumps(order), "AVRO")
-post("customer", json.dumps(customer), "AVRO")
-order["fields"].append({"name": "customer", "type": "shop.Customer"})
-reference = {"name": "shop.Customer", "subject": "customer", "version": 1}
-ids["deleted"] = post("deleted", json.dumps(order), "AVRO", [reference])
-for query in ("", "?permanent=true"):
-    answer = requests.delete(f"{url}/subjects/customer/versions/1{query}", timeout=60)
-    print(f"delete: {answer.status_code} {answer.text}", file=sys.stderr)
 
 deep = "{o" * 1_000 + "{}" + "}" * 1_000
 ids["deep"] = post(

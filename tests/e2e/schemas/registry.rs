@@ -88,7 +88,8 @@ async fn a_reader_schema_counts_for_schemas_of_a_registry() {
         .unwrap()
         .reader(reader)
         .unwrap();
-    let key = compiled(&Key::json(["orderId", "currency"]).format(Arc::new(format)));
+    let fields = [Field::from("orderId"), Field::from("currency").or_default()];
+    let key = compiled(&Key::json(fields).format(Arc::new(format)));
     let mut keys = Vec::new();
     for message in kafka.read_all(&topic).await {
         let input = KeyInput::payload(message.payload().unwrap());
