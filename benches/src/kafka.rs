@@ -87,32 +87,24 @@ async fn run(plan: &Plan) -> Vec<Figure> {
             scope: &fresh_scope(),
             count,
         };
-        let cpu = own_cpu_micros();
-        rounds
-            .measure("unique", work.through_the_gate(count, IN_FLIGHT as u32))
-            .await;
-        rounds.note("CPU, unique", (own_cpu_micros() - cpu) / count as f64);
+        let other_scope = fresh_scope();
         let at_default = Work {
-            scope: &fresh_scope(),
+            scope: &other_scope,
             ..work
         };
-        let concurrency = ConsumerSettings::DEFAULT.concurrency;
-        let cpu = own_cpu_micros();
-        rounds
-            .measure(
-                "unique, default concurrency",
-                at_default.through_the_gate(count, concurrency),
-            )
-            .await;
-        rounds.note(
+        let default = ConsumerSettings::DEFAULT.concurrency;
+        let most = IN_FLIGHT as u32;
+        let unique = ["unique", "CPU, unique"];
+        work.measured(&mut rounds, unique, count, most).await;
+        let unique = [
+            "unique, default concurrency",
             "CPU, unique, default concurrency",
-            (own_cpu_micros() - cpu) / count as f64,
-        );
-        let cpu = own_cpu_micros();
-        rounds
-            .measure("replay", work.through_the_gate(0, IN_FLIGHT as u32))
+        ];
+        at_default
+            .measured(&mut rounds, unique, count, default)
             .await;
-        rounds.note("CPU, replay", (own_cpu_micros() - cpu) / count as f64);
+        let replay = ["replay", "CPU, replay"];
+        work.measured(&mut rounds, replay, 0, most).await;
         bare.flush().await;
         let units = Work {
             scope: &fresh_scope(),
@@ -209,6 +201,20 @@ impl Work<'_> {
             source,
             stopwatch: Arc::clone(stopwatch),
         }
+    }
+
+    /// Measures the rate and the processor time of a consumer.
+    async fn measured(
+        &self,
+        rounds: &mut Rounds,
+        [contestant, cpu]: [&'static str; 2],
+        expected_runs: usize,
+        concurrency: u32,
+    ) {
+        let before = own_cpu_micros();
+        let rate = self.through_the_gate(expected_runs, concurrency);
+        rounds.measure(contestant, rate).await;
+        rounds.note(cpu, (own_cpu_micros() - before) / self.count as f64);
     }
 
     /// Messages per second. Asserts the number of handler runs.

@@ -1,6 +1,5 @@
 //! Measures the time from the first message to the last ack.
 
-use std::pin::Pin;
 use std::sync::atomic::{
     AtomicUsize,
     Ordering::{AcqRel, Acquire},
@@ -160,9 +159,5 @@ impl AckHandle for TimedTicket {
 
     fn nack_after(&self, delay: Duration) -> bool {
         self.ack_handle.nack_after(delay)
-    }
-
-    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
-        self.ack_handle.lost()
     }
 }

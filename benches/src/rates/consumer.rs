@@ -1,6 +1,5 @@
 //! A consumer of oncegate at work, and what it measures of itself.
 
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
@@ -243,9 +242,5 @@ impl AckHandle for MeteredAck {
 
     fn nack_after(&self, delay: Duration) -> bool {
         self.ack_handle.nack_after(delay)
-    }
-
-    fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
-        self.ack_handle.lost()
     }
 }

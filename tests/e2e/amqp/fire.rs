@@ -88,25 +88,7 @@ async fn nothing_is_lost(kind: QueueKind, kept: Order) {
                 async |effects| if effects >= at { Ok(()) } else { Err(()) },
             )
             .await;
-        match fault {
-            Fault::Kill => workers.replace_one(&mut rng),
-            Fault::Cut => {
-                let consuming = format!("oncegate consumes {}", queue.name());
-                server.close_connection(&consuming).await;
-            }
-            Fault::BrokerKill => {
-                server.kill();
-                server.start_again().await;
-            }
-            Fault::Stop => {
-                let all = |consumers| consumers == WORKERS;
-                until_consumers(&workers, &ledger, &server, &queue, all).await;
-                workers.stop_one(&mut rng);
-                let fewer = |consumers| consumers < WORKERS;
-                until_consumers(&workers, &ledger, &server, &queue, fewer).await;
-                workers.go_on();
-            }
-        }
+        hit(*fault, &mut server, &queue, &mut workers, &ledger, &mut rng).await;
     }
     workers
         .until(&ledger, async |effects| {
@@ -128,6 +110,36 @@ async fn nothing_is_lost(kind: QueueKind, kept: Order) {
         "{} faults, lost 0, second effects {explained}, each of a worker that was hit",
         faults.len()
     );
+}
+
+/// Lets the fault happen.
+async fn hit(
+    fault: Fault,
+    server: &mut RabbitMqServer,
+    queue: &RabbitQueue,
+    workers: &mut Workers,
+    ledger: &Ledger,
+    rng: &mut Rng,
+) {
+    match fault {
+        Fault::Kill => workers.replace_one(rng),
+        Fault::Cut => {
+            let consuming = format!("oncegate consumes {}", queue.name());
+            server.close_connection(&consuming).await;
+        }
+        Fault::BrokerKill => {
+            server.kill();
+            server.start_again().await;
+        }
+        Fault::Stop => {
+            let all = |consumers| consumers == WORKERS;
+            until_consumers(workers, ledger, server, queue, all).await;
+            workers.stop_one(rng);
+            let fewer = |consumers| consumers < WORKERS;
+            until_consumers(workers, ledger, server, queue, fewer).await;
+            workers.go_on();
+        }
+    }
 }
 
 /// The workers, none of which is started.

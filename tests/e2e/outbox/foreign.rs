@@ -41,7 +41,7 @@ const ROWS: &[(&str, &str, bool)] = &[
 
 impl World {
     fn row(&self, number: usize) -> String {
-        let (columns, values, _) = ROWS[number];
+        let (columns, values, _) = ROWS.get(number).unwrap();
         let values = values.replace("$topic", &format!("'{}'", self.topic));
         let outbox = self.outbox.name();
         format!("INSERT INTO oncegate_outbox (outbox, {columns}) VALUES ('{outbox}', {values})")

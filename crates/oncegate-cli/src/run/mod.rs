@@ -270,7 +270,7 @@ async fn ask_about_history(
         for words in source.history().await.unwrap_or_default() {
             let question = format!("{words}. Begin?");
             let answer = stop.run_until_cancelled(confirm(&question, "begin", false));
-            if !answer.await.is_some_and(|answer| answer.is_ok()) {
+            if answer.await.is_none_or(|answer| answer.is_err()) {
                 return Err(Problem::new(Exit::No, "nothing was consumed"));
             }
         }
