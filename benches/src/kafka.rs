@@ -65,9 +65,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let broker = KafkaBroker::start_for_long().await;
     let mut bare = Bare::connect(&redis).await;
     let count = plan.size(300_000, 5_000);
-    let topic = broker.new_topic(ROUTE, PARTITIONS).await;
-    let records = (0..count).map(|n| Record::new(payload(n)).key(broker_key(n)));
-    broker.produce(&topic, records).await;
+    let topic = produced(&broker, count).await;
     let alone: Arc<[Message]> = messages(count).into();
 
     let mut rounds = plan.rounds("kafka", &CONTESTANTS);
@@ -92,7 +90,6 @@ async fn run(plan: &Plan) -> Vec<Figure> {
             scope: &other_scope,
             ..work
         };
-        let default = ConsumerSettings::DEFAULT.concurrency;
         let most = IN_FLIGHT as u32;
         let unique = ["unique", "CPU, unique"];
         work.measured(&mut rounds, unique, count, most).await;
@@ -101,7 +98,12 @@ async fn run(plan: &Plan) -> Vec<Figure> {
             "CPU, unique, default concurrency",
         ];
         at_default
-            .measured(&mut rounds, unique, count, default)
+            .measured(
+                &mut rounds,
+                unique,
+                count,
+                ConsumerSettings::DEFAULT.concurrency,
+            )
             .await;
         let replay = ["replay", "CPU, replay"];
         work.measured(&mut rounds, replay, 0, most).await;
@@ -131,6 +133,14 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         rounds.measure("poll and commit", work.looped(|_| ())).await;
     }
     figures(&rounds)
+}
+
+/// A topic with so many messages.
+async fn produced(broker: &Kafka, count: usize) -> String {
+    let topic = broker.new_topic(ROUTE, PARTITIONS).await;
+    let records = (0..count).map(|n| Record::new(payload(n)).key(broker_key(n)));
+    broker.produce(&topic, records).await;
+    topic
 }
 
 fn figures(rounds: &Rounds) -> Vec<Figure> {

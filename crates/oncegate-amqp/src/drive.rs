@@ -43,8 +43,8 @@ pub(crate) struct Driver {
     /// `max_attempts` of the consumer.
     pub(crate) max_attempts: u32,
     /// The last session ended with something that the client cannot read, or while messages near
-    /// the delivery limit were sent again: the next one begins with one message, so that another end
-    /// counts for that one alone.
+    /// the delivery limit were sent again: the next one begins with one message, so that another
+    /// end counts for that one alone.
     pub(crate) is_careful: bool,
     /// The last session ended with something that the client cannot read.
     pub(crate) is_unreadable: bool,

@@ -41,7 +41,7 @@ pub(super) enum Finished {
         ran: Ran,
         /// The time of this run alone.
         took: Duration,
-        /// Whether the run counts if it has failed.
+        /// The cost of the run if it has failed.
         count: FailureCount,
     },
     /// The member has no key, and ends when those before it have: the dead-letter limit counts
