@@ -60,6 +60,12 @@ const CONTESTANTS: [&str; 10] = [
     "poll and commit",
 ];
 
+/// The names of the figures at the default concurrency.
+const AT_DEFAULT: [&str; 2] = [
+    "unique, default concurrency",
+    "CPU, unique, default concurrency",
+];
+
 async fn run(plan: &Plan) -> Vec<Figure> {
     let redis = RedisServer::start_with(&BENCH_REDIS).await;
     let broker = KafkaBroker::start_for_long().await;
@@ -93,17 +99,10 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         let most = IN_FLIGHT as u32;
         let unique = ["unique", "CPU, unique"];
         work.measured(&mut rounds, unique, count, most).await;
-        let unique = [
-            "unique, default concurrency",
-            "CPU, unique, default concurrency",
-        ];
+        let unique = AT_DEFAULT;
+        let default = ConsumerSettings::DEFAULT.concurrency;
         at_default
-            .measured(
-                &mut rounds,
-                unique,
-                count,
-                ConsumerSettings::DEFAULT.concurrency,
-            )
+            .measured(&mut rounds, unique, count, default)
             .await;
         let replay = ["replay", "CPU, replay"];
         work.measured(&mut rounds, replay, 0, most).await;

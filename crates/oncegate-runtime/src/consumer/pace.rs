@@ -24,6 +24,9 @@ pub(super) const UNIT_MOST: usize = 256;
 /// again.
 const NEWEST: u64 = 16;
 
+/// The number of messages that begin at once before it is known how long they hold their threads.
+const FIRST_TURNS: usize = 8;
+
 /// The number of groups of shards: a cluster seldom has more shards.
 const SHARD_GROUPS: usize = 16;
 
@@ -39,6 +42,8 @@ pub(super) struct Pace {
     thread_held: AtomicU64,
     /// For each group of shards, the right to claim what holds its thread.
     turns: Vec<Arc<Semaphore>>,
+    /// The same while no handler has run: a few more begin, which may end at once.
+    first_turns: Vec<Arc<Semaphore>>,
 }
 
 /// The right to claim a message whose handler will hold its thread, until it begins.
@@ -48,9 +53,8 @@ impl Pace {
     /// The pace of a route whose handlers have not run, and are begun by so many threads.
     pub(super) fn new(threads: usize) -> Self {
         Self {
-            turns: (0..SHARD_GROUPS)
-                .map(|_| Arc::new(Semaphore::new(threads.max(1))))
-                .collect(),
+            turns: turns(threads.max(1)),
+            first_turns: turns(threads.max(FIRST_TURNS)),
             ..Self::default()
         }
     }
@@ -86,9 +90,21 @@ impl Pace {
             return None;
         }
         let group = usize::try_from(shard).unwrap_or_default() % SHARD_GROUPS;
-        let turns = Arc::clone(self.turns.get(group)?);
+        let is_unknown = self.thread_held.load(Relaxed) == 0;
+        let turns = if is_unknown {
+            &self.first_turns
+        } else {
+            &self.turns
+        };
+        let turns = Arc::clone(turns.get(group)?);
         turns.acquire_owned().await.ok()
     }
+}
+
+fn turns(most: usize) -> Vec<Arc<Semaphore>> {
+    (0..SHARD_GROUPS)
+        .map(|_| Arc::new(Semaphore::new(most)))
+        .collect()
 }
 
 /// Adds a time to an average. The first one is the average.
@@ -168,10 +184,13 @@ mod tests {
         assert!(quick.turn(0).await.is_none(), "no turn is needed");
         let slow = Pace::new(1);
         slow.note_poll(BOUND * 2);
-        for pace in [Pace::new(1), slow] {
+        for (pace, most) in [(Pace::new(1), FIRST_TURNS), (slow, 1)] {
+            for _ in 1..most {
+                pace.turn(0).await.unwrap().forget();
+            }
             let first = pace.turn(0).await;
             assert!(first.is_some());
-            assert!(timeout(limit, pace.turn(0)).await.is_err(), "one thread");
+            assert!(timeout(limit, pace.turn(0)).await.is_err(), "{most}");
             assert!(pace.turn(1).await.is_some(), "another shard");
             drop(first);
             assert!(pace.turn(0).await.is_some());
