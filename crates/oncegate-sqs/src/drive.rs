@@ -212,7 +212,7 @@ impl Driver {
         if work.lost > 0 {
             warn!(
                 messages = work.lost,
-                "the visibility timeout of these messages could not be extended in time; cancelling their handlers"
+                "the visibility timeout of these messages could not be extended in time; their handlers go on under their leases"
             );
             self.hub
                 .observe(events::count(events::VISIBILITY_LOST, work.lost));
@@ -414,7 +414,7 @@ impl Driver {
         if lost > 0 {
             warn!(
                 messages = lost,
-                "messages have become visible again in the queue; cancelling their handlers"
+                "messages have become visible again in the queue; their handlers go on under their leases"
             );
             self.hub
                 .observe(events::count(events::VISIBILITY_LOST, lost));

@@ -16,7 +16,7 @@ pub(crate) const EXTENDS_PER_VISIBILITY: u32 = 2;
 const EARLY_PER_VISIBILITY: u32 = 6;
 /// An extension without an answer is repeated after another tenth of the visibility timeout.
 pub(crate) const REPEATS_PER_VISIBILITY: u32 = 10;
-/// The handler is cancelled when a fifth of the visibility timeout is left.
+/// A message counts as lost when a fifth of its visibility timeout is left.
 pub(crate) const MARGIN_OF_VISIBILITY: u32 = 5;
 /// The part of the visibility timeout that a delete may wait for others to fill its batch: a tenth,
 /// at most five seconds. If the message is delivered again because of it, its record answers.
@@ -70,7 +70,7 @@ pub(crate) enum Need {
     Extension,
     /// An extension, but only if a call is sent anyway.
     ExtensionSoon,
-    /// The cancellation of its handler, because the message may become visible at any moment.
+    /// The note that it is lost, because the message may become visible at any moment.
     Loss,
     /// The removal of its entry: the message is visible again, and no call is needed.
     Forgetting,

@@ -10,8 +10,8 @@ pub(crate) const DELETE: &str = "sqs_delete";
 pub(crate) const CHANGE_VISIBILITY: &str = "sqs_change_visibility";
 /// A message held for another visibility timeout.
 pub(crate) const VISIBILITY_EXTENDED: &str = "sqs_visibility_extended";
-/// A message whose visibility timeout has ended, or may end at any moment: its handler is
-/// cancelled, and it is not deleted.
+/// A message whose visibility timeout has ended, or may end at any moment: it is not deleted by the
+/// delivery that lost it.
 pub(crate) const VISIBILITY_LOST: &str = "sqs_visibility_lost";
 /// A message that went back to the queue: for a retry, or not started before a stop.
 pub(crate) const RETURNED: &str = "sqs_returned";

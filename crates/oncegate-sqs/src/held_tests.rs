@@ -152,7 +152,7 @@ fn twelve_hours_after_its_receive_nothing_is_extended() {
     assert!(last_extended > 12 * 3_600 - 180);
     assert!(
         admitted.lost.is_cancelled(),
-        "and its handler is cancelled before the message becomes visible"
+        "and it counts as lost before the message becomes visible"
     );
 }
 
@@ -183,11 +183,11 @@ fn the_last_extension_takes_what_is_left_of_twelve_hours() {
             HOLD_MOST.as_secs(),
             "{visibility} s: hidden for as long as the queue allows"
         );
-        let lost_at = lost_at.expect("its handler is cancelled");
+        let lost_at = lost_at.expect("it is lost");
         assert_eq!(
             lost_at,
             HOLD_MOST.as_secs() - visibility / 5,
-            "{visibility} s: cancelled when a fifth is left"
+            "{visibility} s: lost when a fifth is left"
         );
         assert!(
             calls <= 2 * 12 * HOUR / visibility + 2,

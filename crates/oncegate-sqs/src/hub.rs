@@ -81,7 +81,7 @@ impl Hub {
         }
     }
 
-    /// Locks the state. Every change leaves it consistent, so a poisoned lock is safe to use.
+    /// Locks the state. Every change leaves it consistent, so a panic elsewhere does no harm.
     pub(crate) fn lock(&self) -> MutexGuard<'_, HubState> {
         self.state.lock()
     }

@@ -193,7 +193,7 @@ impl fmt::Display for Warning {
             Self::MaxRun { max_run } => write!(
                 f,
                 "the gate's `max_run` is {max_run} s, and SQS makes a message visible 12 hours after its receive, \
-                 even if its handler runs: the handler is cancelled then, and the message is delivered again. \
+                 even if its handler runs: the message is delivered again then, and waits for the run. \
                  Set `max_run` to 12 h or less, or split the work"
             ),
             Self::Retention { queue, records } => write!(

@@ -27,8 +27,8 @@ use oncegate_runtime::source::{Delivery, Source, SourceError, StreamOrigin, Supp
 ///
 /// It receives only as many messages as handlers are free. It holds them by extending their
 /// visibility timeout in batches while they run or wait, and deletes them in batches after their
-/// records are completed. When a message has become visible again, its handler is cancelled and the
-/// message is not deleted.
+/// records are completed. A message that has become visible again is not deleted: its handler goes
+/// on under its lease, and the consumer that receives the message gets its result.
 ///
 /// ```no_run
 /// use std::time::Duration;

@@ -116,10 +116,10 @@ async fn extensions_go_in_batches_and_failed_parts_repeat_in_time() {
 }
 
 /// The queue reports an invalid receipt handle: another consumer has the message, or will receive
-/// it.
+/// it. The key is still this run's, so the run ends under its lease.
 // invariant: delete-after-loss
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_is_lost_in_mid_handler_is_cancelled_not_acked() {
+async fn a_message_that_is_lost_in_mid_handler_is_finished_not_acked() {
     let sqs = Sqs::shared().await;
     let proxy = SqsProxy::before(&sqs).await;
     let stage = Stage::on(&sqs)
@@ -141,28 +141,30 @@ async fn a_message_that_is_lost_in_mid_handler_is_cancelled_not_acked() {
             senders_fault: true,
         },
     );
-    clerk.book.until_line("cancelled 7").await;
-    // It comes again when the visibility timeout that was not extended is over.
-    clerk
-        .book
-        .until("started again", |lines| {
-            lines.iter().filter(|line| *line == "start 7").count() == 2
-        })
-        .await;
+    running.watched.until_source("sqs_visibility_lost", 1).await;
+    let extended = running.watched.source("sqs_visibility_extended");
     assert_eq!(proxy.calls(DELETE), deletes, "what is lost is not deleted");
+    // It comes again when the visibility timeout that was not extended is over, to this consumer.
+    running
+        .watched
+        .until_source("sqs_visibility_extended", extended + 1)
+        .await;
     clerk.open();
     running.watched.until("acks", 1).await;
     let watched = running.stop().await;
-    assert_eq!(clerk.charges()["charge 7"], 1);
-    assert_eq!(watched.source("sqs_visibility_lost"), 1);
+    assert_eq!(clerk.book.lines(), ["start 7", "charge 7"]);
+    assert_eq!(
+        watched.total("extra_runs") + watched.get("handler_runs", "discarded"),
+        0
+    );
     stage.queue.until_empty().await;
 }
 
-/// No extension gets through. The handler must be cancelled before the queue shows the message to
-/// the second consumer, and the first must leave it alone from then on.
+/// No extension gets through, so the queue shows the message to a second consumer. The first goes
+/// on under its lease, and leaves the message alone; the second waits for its result.
 // invariant: delete-after-loss
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_cannot_extend_gives_way_before_the_next_runs() {
+async fn a_worker_that_cannot_extend_finishes_and_the_next_answers() {
     let sqs = Sqs::shared().await;
     let proxy = SqsProxy::before(&sqs).await;
     let stage = Stage::on(&sqs)
@@ -184,17 +186,24 @@ async fn a_worker_that_cannot_extend_gives_way_before_the_next_runs() {
     proxy.every("ReceiveMessage", Fault::Hold);
     let deletes = proxy.entries(DELETE);
     let next = stage.beside(&sqs).start(second).await;
+    next.watched.until_label("claims", "busy", 1).await;
+    cut_off.watched.until_source("sqs_visibility_lost", 1).await;
+    first.open();
     next.watched.until("acks", 1).await;
-    assert_eq!(first.book.lines(), ["start 7", "cancelled 7", "charge 7"]);
+    assert_eq!(
+        first.book.lines(),
+        ["start 7", "charge 7", "answer 7, receive 2"]
+    );
     proxy.heal();
     let cut_off = cut_off.stop().await;
-    next.stop().await;
+    let next = next.stop().await;
     assert_eq!(
         proxy.entries(DELETE),
         deletes,
         "the first has deleted nothing"
     );
-    assert_eq!(cut_off.source("sqs_visibility_lost"), 1);
+    assert_eq!(cut_off.get("handler_runs", "discarded"), 0);
+    assert_eq!(cut_off.total("extra_runs") + next.total("extra_runs"), 0);
     stage.queue.until_empty().await;
 }
 

@@ -57,6 +57,14 @@ impl Watched {
         self.wait(event, count, || self.source(event)).await;
     }
 
+    /// Waits until `name` was counted `count` times with this label.
+    ///
+    /// # Panics
+    /// When that takes longer than 240 seconds.
+    pub async fn until_label(&self, name: &str, label: &str, count: u64) {
+        self.wait(label, count, || self.get(name, label)).await;
+    }
+
     async fn wait(&self, what: &str, count: u64, counted: impl Fn() -> u64 + Send + Sync) {
         let mut changed = self.changed.subscribe();
         let reached = async {
