@@ -195,6 +195,12 @@ impl Attempt {
         self.run.cancellation.discarded().cancelled().await;
     }
 
+    /// Returns whether the run was cancelled because it has lasted longer than the gate's
+    /// [`max_run`](crate::GateSettings::max_run).
+    pub fn is_overrun(&self) -> bool {
+        self.run.cancellation.is_overrun()
+    }
+
     /// Returns whether [`cancelled`](Self::cancelled) would resolve at once; for handlers that
     /// block their thread.
     pub fn is_cancelled(&self) -> bool {

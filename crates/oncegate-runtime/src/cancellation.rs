@@ -18,6 +18,8 @@ pub(crate) struct Cancellation {
 const CANCELLED: u8 = 1;
 /// The signal that the run should stop, and that its result would not be used.
 const DISCARDED: u8 = 2;
+/// The same, because the run has lasted too long.
+const OVERRUN: u8 = 3;
 
 impl Cancellation {
     /// The signals of a run that is discarded when `parent` is cancelled.
@@ -36,6 +38,15 @@ impl Cancellation {
     /// Tells the run to stop: its result will not be used.
     pub(crate) fn discard(&self) {
         self.give(DISCARDED, &self.discarded);
+    }
+
+    /// Tells the run to stop, because it has lasted too long: its result will not be used.
+    pub(crate) fn overrun(&self) {
+        self.give(OVERRUN, &self.discarded);
+    }
+
+    pub(crate) fn is_overrun(&self) -> bool {
+        self.given.load(Ordering::Relaxed) == OVERRUN
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {
@@ -101,6 +112,15 @@ mod tests {
         assert!(token.is_cancelled() && after.cancelled().is_cancelled() && after.is_cancelled());
         assert!(!before.is_discarded() && !before.discarded().is_cancelled());
         assert!(!after.discarded().is_cancelled());
+    }
+
+    #[test]
+    fn what_has_lasted_too_long_is_discarded() {
+        let signals = Cancellation::default();
+        signals.discard();
+        assert!(!signals.is_overrun());
+        signals.overrun();
+        assert!(signals.is_overrun() && signals.is_discarded() && signals.is_cancelled());
     }
 
     #[test]

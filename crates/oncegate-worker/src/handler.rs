@@ -97,7 +97,7 @@ impl WorkerHandler {
         let why = tokio::select! {
             biased;
             reply = &mut work => return reply,
-            () = attempt.discarded() => "the run was cancelled".to_owned(),
+            () = attempt.discarded() => cancelled(attempt),
             why = self.too_late(&call) => why,
         };
         if !call.withdraw() {
@@ -229,7 +229,9 @@ impl WorkerHandler {
         let why = tokio::select! {
             biased;
             reply = &mut work => return reply,
-            () = discarded => "the run was cancelled".to_owned(),
+            () = discarded => batch
+                .first()
+                .map_or_else(String::new, |one| cancelled(one.attempt())),
             why = self.too_late(&call) => why,
         };
         if !call.withdraw() {
@@ -258,6 +260,16 @@ impl WorkerHandler {
             answered.cancel();
         }
     }
+}
+
+/// Returns why a run was cancelled.
+fn cancelled(attempt: &Attempt) -> String {
+    let why = if attempt.is_overrun() {
+        "it ran for longer than `max_run`"
+    } else {
+        "the run was cancelled"
+    };
+    why.to_owned()
 }
 
 /// The reason on one line, cut to the longest that is kept.

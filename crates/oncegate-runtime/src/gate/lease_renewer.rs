@@ -402,7 +402,11 @@ impl Rounds {
             if cancellation.is_discarded() {
                 return;
             }
-            cancellation.discard();
+            if cause == Cause::TooLong {
+                cancellation.overrun();
+            } else {
+                cancellation.discard();
+            }
         }
         let scope = self.duty.scope.as_str();
         let completing = held.completing;
