@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::SystemTime;
 
 pub(crate) use oncegate::core::settings::{Size, Time};
 use oncegate::{FingerprintSpec, Key};
@@ -137,13 +136,6 @@ impl Secret {
 impl TokenSource for Secret {
     fn read(&self) -> Result<String, String> {
         self.resolve()
-    }
-
-    fn changed_at(&self) -> Option<SystemTime> {
-        let Self::File(path) = self else { return None };
-        std::fs::metadata(path)
-            .and_then(|file| file.modified())
-            .ok()
     }
 }
 

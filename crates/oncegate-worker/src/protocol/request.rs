@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -223,40 +223,48 @@ pub trait TokenSource: fmt::Debug + Send + Sync {
     /// # Errors
     /// As text: the file or variable cannot be read.
     fn read(&self) -> Result<String, String>;
-
-    /// The time of the last change of the file that holds it; `None` for a token that is elsewhere.
-    fn changed_at(&self) -> Option<SystemTime>;
 }
 
-/// The token for a worker. It is read again when its file has changed.
+/// The token for a worker. It is read for each request: a file that was replaced may have kept its
+/// time.
 pub(crate) struct Token {
     source: Arc<dyn TokenSource>,
-    read: Mutex<(HeaderValue, Option<SystemTime>)>,
+    last: Mutex<LastToken>,
+}
+
+/// The last token that was read.
+struct LastToken {
+    /// The token of the header, or why it could not be read.
+    read: Result<String, String>,
+    /// The last one that could be used.
+    header: HeaderValue,
 }
 
 impl Token {
     /// # Errors
     /// As text: the file or variable cannot be read, or is no token.
     pub(crate) fn of(source: Arc<dyn TokenSource>) -> Result<Self, String> {
-        let changed_at = source.changed_at();
-        let header = bearer(&source.read()?)?;
-        Ok(Self {
-            source,
-            read: Mutex::new((header, changed_at)),
-        })
+        let token = source.read()?;
+        let header = bearer(&token)?;
+        let last = Mutex::new(LastToken {
+            read: Ok(token),
+            header,
+        });
+        Ok(Self { source, last })
     }
 
     /// The header's value. If the file has changed to something unusable, the former one is used.
     pub(crate) fn header(&self) -> HeaderValue {
-        let mut read = self.read.lock();
-        let changed_at = self.source.changed_at();
-        if changed_at != read.1 {
-            match self.source.read().and_then(|token| bearer(&token)) {
-                Ok(header) => *read = (header, changed_at),
+        let read = self.source.read();
+        let mut last = self.last.lock();
+        if read != last.read {
+            match read.clone().and_then(|token| bearer(&token)) {
+                Ok(header) => last.header = header,
                 Err(why) => warn!(why, "the changed token for the worker cannot be used"),
             }
+            last.read = read;
         }
-        read.0.clone()
+        last.header.clone()
     }
 }
 
