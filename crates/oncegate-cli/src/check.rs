@@ -5,10 +5,12 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::args::{AnswerArgs, within};
 use crate::config::table::Explained;
 use crate::config::values::KeySetting;
 use crate::config::{self, Finding, Findings, Loaded, Secrets, Severity};
 use crate::configured::ConfigArgs;
+use crate::doctor::{self, Report};
 use crate::exit::{Exit, Problem};
 use crate::output;
 use crate::sources::SourceSettings;
@@ -19,8 +21,8 @@ const SCHEMA: &str = "oncegate.check/1";
 /// Check a configuration without a server: list all errors, each with its line
 ///
 /// Variables such as ONCEGATE_CONSUMER__BILLING__LEASE count, as they do for `oncegate run`. It
-/// connects to nothing; `oncegate doctor` asks the servers. Exit code 1: the configuration has
-/// errors.
+/// connects to nothing, unless --online asks the servers as `oncegate doctor` does. Exit code 1:
+/// the configuration has errors, or there are findings; 69: a server cannot be reached.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
@@ -34,9 +36,12 @@ pub(crate) struct CheckArgs {
     #[arg(long)]
     strict: bool,
 
-    /// Print one JSON document
+    /// Ask store, brokers and registries as well, as `oncegate doctor` does
     #[arg(long)]
-    json: bool,
+    online: bool,
+
+    #[command(flatten)]
+    answer: AnswerArgs,
 }
 
 /// The answer of `--json`.
@@ -50,6 +55,9 @@ struct CheckDocument<'a> {
     /// The topics and queues whose messages have the keys of one route.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     routes: Vec<SharedRoute>,
+    /// The findings of the servers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    online: Option<Report>,
 }
 
 /// Topics or queues whose messages have the keys of one route.
@@ -104,7 +112,7 @@ impl fmt::Display for SharedRoute {
     }
 }
 
-pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Problem> {
+pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     let secrets = if args.strict {
         Secrets::MustBeElsewhere
     } else {
@@ -125,9 +133,19 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     } else {
         Vec::new()
     };
-    let exit = if ok { Exit::Yes } else { Exit::No };
+    let online = if ok && args.online {
+        let examined = Box::pin(doctor::examine(&loaded));
+        Some(within(args.answer.timeout, async { Ok(examined.await) }).await?)
+    } else {
+        None
+    };
+    let exit = match &online {
+        Some(report) => report.exit(),
+        None if ok => Exit::Yes,
+        None => Exit::No,
+    };
     let uncompared = uncompared(&loaded);
-    if args.json {
+    if args.answer.json {
         let findings = &*findings.all;
         output::answer_json(&CheckDocument {
             schema: SCHEMA,
@@ -135,6 +153,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Problem> {
             findings,
             settings,
             routes,
+            online,
         })?;
         return Ok(exit);
     }
@@ -148,6 +167,9 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     output::answer(&judgement(&file, findings))?;
     for route in routes {
         output::answer(&route.to_string())?;
+    }
+    if let Some(report) = online {
+        output::answer(&report.text())?;
     }
     if let Some(note) = uncompared.filter(|_| ok) {
         eprintln!("oncegate: {note}");

@@ -60,6 +60,11 @@ mod traces;
 
 use exit::{Exit, Problem};
 
+/// Consumers allocate on one thread what another one frees. There, the system's allocator has them
+/// wait for each other's locks.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Exit codes: 0 yes, 1 the answer is no, 2 usage, 3 answered in part, 65 bad input data, 69 store
 /// or broker unreachable, 70 a bug, 75 timed out, 78 configuration, 130 interrupted.
 #[derive(Debug, Parser)]
@@ -189,7 +194,7 @@ fn answer(runtime: Runtime, command: &Command) -> Result<Exit, Problem> {
             debug!("started");
             match command {
                 Command::Init(args) => init::run(args),
-                Command::Check(args) => check::run(args),
+                Command::Check(args) => Box::pin(check::run(args)).await,
                 Command::WorkerTest(args) => run::conformance::run(args).await,
                 Command::Prove(args) => Box::pin(prove::run(args)).await,
                 Command::Estimate(args) => estimate::run(args).await,

@@ -21,7 +21,9 @@ use crate::parse::{duration, pair};
 use crate::sources::DeadLetters;
 use crate::sources::kafka::Kafka;
 use crate::store::StoreUrl;
-use examine::{NamedQueue, Questions, Report};
+use examine::{NamedQueue, Questions};
+
+pub(crate) use examine::Report;
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.doctor/1";
@@ -127,6 +129,17 @@ pub(crate) async fn run(args: &DoctorArgs) -> Result<Exit, Problem> {
         output::answer(&report.text())?;
     }
     Ok(report.exit())
+}
+
+/// Examines the store and the sources of all consumers of a configuration.
+pub(crate) async fn examine(loaded: &Loaded) -> Report {
+    let mut report = Report::default();
+    let settings = loaded.config.store.clone().unwrap_or_default();
+    let opened = report.configured_store(&settings).await;
+    let consumers = loaded
+        .consumers()
+        .map(|(name, consumer)| (name, consumer.clone()));
+    configured::examine_consumers(report, opened.as_ref(), consumers).await
 }
 
 impl DoctorArgs {

@@ -326,3 +326,25 @@ async fn paths_and_topics_of_other_notations_are_refused_with_the_way() {
         whole.err
     );
 }
+
+#[tokio::test]
+async fn a_check_asks_the_servers_where_that_is_wanted() {
+    let file = file(
+        "[store]\nurl = \"sqlite:records.db\"\n[consumer.billing]\nkey = \"order_id\"\n\
+         source.kafka = { brokers = \"127.0.0.1:1\", topics = [\"orders\"] }\n\
+         dead_letters = { kafka = \"dead\" }\nhandler = { command = \"true\" }\n",
+    );
+    let offline = oncegate(&["check", "--config", &file.path], b"").await;
+    offline.ended(0);
+    let arguments = ["check", "--online", "--json", "--config", &file.path];
+    let online = oncegate(&arguments, b"").await;
+    online.ended(69);
+    let answer: serde_json::Value = serde_json::from_str(&online.out).unwrap();
+    assert_eq!(answer["ok"], true, "{answer}");
+    let finding = &answer["online"]["findings"][0];
+    assert_eq!(finding["consumer"], "billing", "{answer}");
+    assert!(
+        finding["found"].as_str().unwrap().contains("127.0.0.1:1"),
+        "{answer}"
+    );
+}
