@@ -10,6 +10,7 @@ mod batches;
 mod dead_letter_limit;
 mod examples;
 mod gateways;
+mod history;
 mod hung;
 mod journal;
 mod kills;
