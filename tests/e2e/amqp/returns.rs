@@ -5,7 +5,9 @@ use std::time::Duration;
 use oncegate::admin::dead_letter_reader::DeadLetterReader;
 use oncegate::amqp::{AmqpDeadLetterReader, QueuePlan};
 use oncegate::{Attempt, Backoff, Failure, Handler, Message};
-use oncegate_testkit::{QueueKind, RabbitMqServer, RabbitQueue, RabbitRelease, unique, until};
+use oncegate_testkit::{
+    Proxy, ProxyMode, QueueKind, RabbitMqServer, RabbitQueue, RabbitRelease, unique, until,
+};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -148,6 +150,57 @@ async fn a_queue_that_delivers_nothing_because_all_waits_is_not_ready() {
         "{said}"
     );
     running.stop().await;
+}
+
+/// Connections are cut again and again, while a message runs and the others wait behind it: each
+/// cut counts for all of them, more often than the limit allows. Of the two effects between two
+/// cuts, the second is of a message that came by the new connection.
+async fn is_not_dropped_beside_another(release: RabbitRelease) {
+    const MESSAGES: u32 = 20;
+    const CUTS: u32 = 8;
+    let server = RabbitMqServer::start_release(release, "").await;
+    let arguments = [("x-delivery-limit", json!(3))];
+    let queue = server
+        .new_queue_with("orders", QueueKind::Quorum, &arguments)
+        .await;
+    let mut stage = Stage::of(&server, queue).await;
+    let proxy = Proxy::before_address(server.address()).await;
+    let direct = stage.uri.clone();
+    stage.uri = direct.replace(server.address(), &proxy.address().to_string());
+    let clerk = Clerk::waiting();
+    stage.send(0..MESSAGES).await;
+    let source = stage.source().management(server.management_url());
+    let running = stage
+        .start_with(source, clerk.clone(), |consumer| consumer.concurrency(1))
+        .await;
+    for cut in 1..=CUTS {
+        for effect in [2 * cut - 1, 2 * cut] {
+            clerk.let_one_through();
+            clerk.book.until_charged(effect).await;
+        }
+        proxy.set(ProxyMode::Refuse);
+        running.watched.until("source_errors", cut.into()).await;
+        proxy.set(ProxyMode::Pass);
+        running
+            .until_health("ready", |health| fails(health, "receive").is_none())
+            .await;
+    }
+    clerk.open();
+    clerk.book.until_charged(MESSAGES).await;
+    running.stop().await;
+    clerk.book.charged_once(MESSAGES);
+    assert_eq!(
+        (stage.queue.ready().await, stage.dead.ready().await),
+        (0, 0)
+    );
+}
+
+// invariant: amqp-returns-of-innocents
+#[tokio::test(flavor = "multi_thread")]
+async fn no_message_is_dropped_because_of_lost_connections() {
+    for release in RabbitRelease::ALL {
+        is_not_dropped_beside_another(release).await;
+    }
 }
 
 /// Reads the dead letters of a queue once, and returns how many there are.

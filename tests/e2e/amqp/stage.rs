@@ -11,7 +11,7 @@ use oncegate::health::{Health, Reason};
 use oncegate::redis::RedisStore;
 use oncegate::{Attempt, Backoff, Consumer, ConsumerError, Failure, Gate, Handler, Key, Message};
 use oncegate_testkit::{QueueKind, RabbitMq, RabbitQueue, Redis, Watched, unique, until};
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot, watch};
 use tokio::task::JoinHandle;
 
 /// The longest wait for what a handler does.
@@ -279,6 +279,11 @@ impl Clerk {
     pub(crate) fn open(&self) {
         self.valve.as_ref().expect("its runs wait").close();
     }
+
+    /// Lets one run that waits, or the next one, have its effect.
+    pub(crate) fn let_one_through(&self) {
+        self.valve.as_ref().expect("its runs wait").add_permits(1);
+    }
 }
 
 impl Handler for Clerk {
@@ -292,7 +297,7 @@ impl Handler for Clerk {
             tokio::select! {
                 biased;
                 // It is opened by closing it, for good.
-                _ = valve.acquire() => {}
+                permit = valve.acquire() => permit.into_iter().for_each(SemaphorePermit::forget),
                 () = attempt.cancelled(), if !self.is_stubborn => {
                     self.book.write(format!("cancelled {id}"));
                     return Err(Failure::retry("cancelled"));
