@@ -42,7 +42,7 @@ impl Scan {
         let is_due = now >= self.began + RESCAN_AFTER
             || held.holds_no_place()
             || held.is_due_since(self.began, now);
-        if self.up_to.is_some() && is_due {
+        if is_due {
             *self = Self::new(now);
         }
         HeldBack {

@@ -1,3 +1,4 @@
+use super::super::scan::Scan;
 use super::*;
 
 fn order(topic: &str, key: usize) -> OrderOf {
@@ -171,4 +172,34 @@ fn a_topic_whose_parts_are_all_held_back_is_not_read() {
         }
     }
     assert_eq!(held.at(now).topics, [Arc::from("orders")]);
+}
+
+fn up_to(scan: &mut Scan, held: &HeldOrders, at: Instant) -> Option<i64> {
+    scan.and(HeldBack::default(), held, at).up_to
+}
+
+#[test]
+fn a_place_is_tried_with_the_same_orders_when_it_has_no_others() {
+    const ROUND: Duration = Duration::from_secs(31);
+    let mut held = HeldOrders::default();
+    let now = Instant::now();
+    let mut scan = Scan::new(now);
+    for order in of_part(3, 16).into_iter().chain(of_part(3, 2)) {
+        held.failed((order.0, part(3)), &unconfirmed(), now, 0.0);
+    }
+    let only = of_part(3, 2);
+    for round in 1..4 {
+        let at = now + ROUND * round;
+        assert_eq!(up_to(&mut scan, &held, at), None);
+        let taken = held.take(only.clone(), at, part_of);
+        assert!(taken.orders.is_empty(), "both were tried in vain");
+        scan.note_read(Some(9), taken.is_passing);
+        assert_eq!(up_to(&mut scan, &held, at), Some(9));
+        scan.note_end(&mut held, at);
+        assert_eq!(up_to(&mut scan, &held, at), None, "it begins again");
+        assert_eq!(held.take(only.clone(), at, part_of).orders.len(), 2);
+        for (order, ()) in only.clone() {
+            held.failed((order, part(3)), &unconfirmed(), at, 0.0);
+        }
+    }
 }
