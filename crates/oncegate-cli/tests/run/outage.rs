@@ -8,20 +8,32 @@ use oncegate_testkit::{unique, until};
 use super::raw::{Answer, Asked, RawWorker};
 use super::{LIMIT, Stage};
 
+/// What a worker adds to a 503 of its own: it has done nothing.
+const OWN: &str = "oncegate-outcome: retry\r\n";
+
 /// Two attempts each would be used up in a moment, and the topic with them.
 // invariant: dependency-down
 #[tokio::test]
 async fn while_the_worker_answers_503_nothing_is_dead_lettered() {
-    let stage = Stage::with_orders(120).await;
+    nothing_is_dead_lettered_during_503(OWN).await;
+}
+
+/// The outcome of each call is unknown, so each message waits until its lease is over.
+// invariant: dependency-down
+#[tokio::test]
+async fn while_a_gateway_answers_503_nothing_is_dead_lettered() {
+    nothing_is_dead_lettered_during_503("").await;
+}
+
+async fn nothing_is_dead_lettered_during_503(header: &'static str) {
+    /// More calls than there are messages, so that some messages have had both their attempts.
+    const PROBED: usize = 140;
+    let stage = Stage::with_orders(60).await;
     let down = Arc::new(AtomicBool::new(true));
     let is_down = Arc::clone(&down);
     let worker = RawWorker::start(move |_| {
         if is_down.load(SeqCst) {
-            Answer::status(
-                503,
-                "oncegate-outcome: retry\r\n",
-                "the bank does not answer",
-            )
+            Answer::status(503, header, "the bank does not answer")
         } else {
             Answer::status(200, "", "")
         }
@@ -33,13 +45,14 @@ async fn while_the_worker_answers_503_nothing_is_dead_lettered() {
         "breaker.first=100ms",
         "breaker.most=400ms",
         "backoff.most=200ms",
+        "lease=2s",
     ];
     let quick = quick.map(|setting| format!("--set=consumer.{}.{setting}", stage.scope));
     let quick = quick.each_ref().map(String::as_str);
     let running = stage.start(&[&["--handler", &worker.url()][..], &flags, &quick].concat());
     until("several probes", LIMIT, async || {
         let asked = worker.asked().len();
-        if asked >= 25 {
+        if asked >= PROBED {
             Ok(())
         } else {
             Err(format!("asked {asked} times\n{}", stage.log()))
@@ -74,11 +87,7 @@ async fn thirteen_restarts_while_the_worker_is_down_bury_no_message() {
     let is_down = Arc::clone(&down);
     let worker = RawWorker::start(move |_| {
         if is_down.load(SeqCst) {
-            Answer::status(
-                503,
-                "oncegate-outcome: retry\r\n",
-                "the bank does not answer",
-            )
+            Answer::status(503, OWN, "the bank does not answer")
         } else {
             Answer::status(200, "", "")
         }

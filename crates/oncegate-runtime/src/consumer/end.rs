@@ -55,6 +55,10 @@ pub(super) enum End {
         lasts: Duration,
         reason: String,
     },
+    /// The same, of an attempt that is not the message's fault: its handler was dropped, or has
+    /// failed while its circuit breaker is open. The store lets the next attempt wait as long as
+    /// the lease would have lasted.
+    Discarded { lease: Box<Lease>, reason: String },
     /// Another owner holds the key, or held it and may come back, or the message is not due.
     NotNow {
         ask_again_in: Duration,
@@ -72,6 +76,17 @@ impl End {
         ask_again_in: Duration::ZERO,
         cause: WaitCause::Busy,
     };
+
+    /// The end of an attempt whose outcome is unknown.
+    pub(super) fn unknown(lease: Lease, reason: String, count: FailureCount) -> Self {
+        match count {
+            FailureCount::Counted => Self::lapsing(&lease, reason),
+            FailureCount::Uncounted => Self::Discarded {
+                lease: Box::new(lease),
+                reason,
+            },
+        }
+    }
 
     /// The end without a write: the lease lapses, and the next attempt is flagged as recovered.
     pub(super) fn lapsing(lease: &Lease, reason: String) -> Self {

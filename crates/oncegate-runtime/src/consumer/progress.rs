@@ -38,7 +38,7 @@ pub(super) struct RolledBack {
 /// Returns what is known after an attempt that ended so.
 pub(super) fn next(before: Progress, end: &End) -> Progress {
     match end {
-        End::Lapsing { .. } => Progress::EffectUnknown,
+        End::Lapsing { .. } | End::Discarded { .. } => Progress::EffectUnknown,
         // A record holds the failure.
         End::Retry { .. } | End::Later { .. } | End::GiveUp { .. } => before.claimed(),
         End::Completed
@@ -100,6 +100,8 @@ pub(super) struct Past {
     pub(super) runs_alone: bool,
     /// The number of times in a row that its key was busy.
     pub(super) busy: u32,
+    /// The number of times in a row that the store could not be asked about its key.
+    pub(super) key_unavailable: u32,
     /// The number of attempts in a row that were not counted.
     pub(super) uncounted: u32,
     /// The reason of the last failure.
@@ -113,6 +115,7 @@ impl Past {
     /// its handler runs.
     pub(super) fn granted(&mut self) -> Option<RolledBack> {
         self.busy = 0;
+        self.key_unavailable = 0;
         match std::mem::take(&mut self.progress) {
             Progress::RolledBack(rolled_back) => {
                 self.progress = Progress::NeedsClaim;

@@ -182,6 +182,12 @@ async fn after(shared: &Shared, item: &mut Item, end: End) -> After {
             lasts,
             reason,
         } => lapse(item, attempt, lasts, reason),
+        End::Discarded { lease, reason } => {
+            let attempt = lease.attempt().number();
+            let lasts = lease.remaining();
+            lease.discard(&reason).await;
+            lapse(item, attempt, lasts, reason)
+        }
         End::NotNow {
             ask_again_in,
             cause,

@@ -317,9 +317,10 @@ pub enum ExtraRunCause {
     /// A claim was taken over whose owner had ended without an outcome.
     CrashTakeover,
     /// The process has dropped a handler that had not ended in time after its cancellation: it took
-    /// longer than `max_run`, or a stop or a rebalance did not wait for it. The run that follows,
-    /// here or in another process, is no takeover. A process that dies before the store has
-    /// answered counts none.
+    /// longer than `max_run`, or a stop did not wait for it; or the outcome of a run is unknown
+    /// that has probed a handler whose circuit breaker is open. The run that follows, here or in
+    /// another process, is no takeover. A process that dies before the store has answered counts
+    /// none.
     Discarded,
     /// The process lost its lease while its handler ran: the record was deleted, or another process
     /// has taken over.

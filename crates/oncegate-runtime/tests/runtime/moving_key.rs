@@ -63,6 +63,13 @@ async fn a_key_that_is_being_moved_holds_up_no_other() {
     let watched = async {
         list.until_acked(19).await;
         assert!(monitor.health().is_ready(), "{}", monitor.health());
+        // A move takes seconds. One that broke off is told.
+        let mut looks = 0;
+        while !monitor.health().to_string().contains("cannot be read") {
+            looks += 1;
+            assert!(looks < 100, "{}", monitor.health());
+            tokio::time::sleep(LEASE).await;
+        }
         store.moves.store(false, SeqCst);
         list.until_acked(20).await;
     };

@@ -12,7 +12,8 @@ use tracing::{Span, info};
 
 use super::super::end::{BUSY_BACKOFF, End, RELEASED_IS_DUE};
 use super::super::item::{Item, Probe};
-use super::super::member::{Ended, Member, Permit};
+use super::super::member::{Ended, Member};
+use super::super::permits::Permit;
 use super::super::returned_letter;
 use super::super::schedule::Shard;
 use super::super::settle::settle;
@@ -30,7 +31,10 @@ use crate::health::WaitCause;
 use crate::message::Message;
 
 /// The time until a key is asked about again that is being moved between servers.
-const KEY_RECHECK: Duration = Duration::from_secs(1);
+const KEY_RECHECK: Duration = Duration::from_millis(700);
+
+/// The number of times in a row after which a key that cannot be asked about is told.
+const KEY_IS_STUCK: u32 = 8;
 
 /// The longest time between two reads of a record that cannot be read.
 const UNREADABLE_RECHECK: Duration = Duration::from_secs(30);
@@ -383,15 +387,31 @@ async fn not_granted(
                 cause: WaitCause::Unreadable,
             }
         }
-        // Its shard answers for other keys, so this is no outage.
-        Err(error @ StoreError::KeyUnavailable { .. }) => {
-            tracing::debug!(%error, "the message waits");
-            End::NotNow {
-                ask_again_in: KEY_RECHECK,
-                cause: WaitCause::Retry,
-            }
-        }
+        Err(error @ StoreError::KeyUnavailable { .. }) => key_unavailable(item, &error),
         Err(error) => End::NoAnswer { error },
+    }
+}
+
+/// The end of a message whose key cannot be asked about. Its shard answers for other keys, so this
+/// is no outage. A key that is being moved is there again within seconds; a move that broke off
+/// half-way stays until an operator ends it, so it is told.
+fn key_unavailable(item: &mut Item, error: &StoreError) -> End {
+    item.past.key_unavailable = item.past.key_unavailable.saturating_add(1);
+    let tries = item.past.key_unavailable;
+    let is_stuck = tries >= KEY_IS_STUCK;
+    if is_stuck && tries.is_power_of_two() {
+        tracing::warn!(%error, tries, "the store answers for other keys; a message waits by itself");
+    } else {
+        tracing::debug!(%error, tries, "the message waits");
+    }
+    let cause = if is_stuck {
+        WaitCause::Unreadable
+    } else {
+        WaitCause::Retry
+    };
+    End::NotNow {
+        ask_again_in: KEY_RECHECK,
+        cause,
     }
 }
 

@@ -248,7 +248,7 @@ async fn finish_one(shared: &Shared, granted: Granted, ran: Ran, count: FailureC
             Ran::Returned(Ok(encoded)) => complete(lease, encoded).await,
             Ran::Returned(Err(failure)) => failed(shared, item, lease, &failure, count),
             Ran::Panicked => failed(shared, item, lease, &Failure::retry(PANICKED), count),
-            Ran::Cancelled => discarded(lease).await,
+            Ran::Cancelled => discarded(lease),
         }
     };
     drop(span);
@@ -288,16 +288,16 @@ async fn read_back(
             failed(shared, item, lease, &failure, count)
         }
         // Its effects outside the transaction may have happened.
-        (Committed::No, Ran::Cancelled) => discarded(lease).await,
+        (Committed::No, Ran::Cancelled) => discarded(lease),
     }
 }
 
-/// The end of an attempt whose handler was dropped. What it has begun elsewhere may go on, so the
-/// next attempt waits as long as the lease would have lasted.
-async fn discarded(lease: Lease) -> End {
-    let end = End::lapsing(&lease, CANCELLED.to_owned());
-    lease.discard(CANCELLED).await;
-    end
+/// The end of an attempt whose handler was dropped. What it has begun elsewhere may go on.
+fn discarded(lease: Lease) -> End {
+    End::Discarded {
+        lease: Box::new(lease),
+        reason: CANCELLED.to_owned(),
+    }
 }
 
 /// Gives the message up because the grant is over the limit of attempts. Nothing runs under it.
@@ -344,7 +344,7 @@ pub(super) fn failed(
                 reason,
             };
         }
-        Advice::Unknown => return End::lapsing(&lease, reason),
+        Advice::Unknown => return End::unknown(lease, reason, count),
     };
     if count == FailureCount::Counted && attempt >= shared.settings.max_attempts {
         return give_up(lease, DeadLetterCause::AttemptsUsedUp, reason, attempt);
