@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::in_flight::InFlight;
 use super::item::{Item, key_lane};
-use super::prepare::prepare;
+use super::prepare::Preparation;
 use super::progress::Past;
 use super::shared::Shared;
 use crate::gate::Identity;
@@ -37,7 +37,8 @@ async fn receive_all(
     source: &dyn Source,
     engine: mpsc::Sender<Vec<Box<Item>>>,
 ) -> Result<(), SourceError> {
-    let batches = received(shared, source)
+    let batches = Receiving::new(shared, source)
+        .batches()
         .map(|batch| prefetch(shared, batch))
         .buffered(PREFETCHES);
     let mut batches = std::pin::pin!(batches);
@@ -60,30 +61,78 @@ async fn receive_all(
 }
 
 /// The source's messages, each with its key.
-fn received<'a>(
+struct Receiving<'a> {
     shared: &'a Shared,
     source: &'a dyn Source,
-) -> impl Stream<Item = Result<Vec<Box<Item>>, SourceError>> + 'a {
-    stream::unfold(Some(FIRST_GUESS_BYTES), move |typical_bytes| async move {
-        match receive(&shared.in_flight, source, typical_bytes?).await {
-            Ok(None) => None,
-            Err(error) => Some((Err(error), None)),
-            Ok(Some(deliveries)) => {
-                shared.watch.delivered(deliveries.len());
-                // Schemas of registries: from here on, keys are derived without waiting for
-                // anything.
-                prepare(shared, &deliveries).await;
-                let now = Instant::now();
-                let items: Vec<Box<Item>> = deliveries
-                    .into_iter()
-                    .map(|delivery| identify(shared, delivery, now))
-                    .collect();
-                let bytes = items.iter().map(|item| item.bytes).sum::<usize>();
-                let typical_bytes = bytes / items.len().max(1);
-                Some((Ok(items), Some(typical_bytes)))
-            }
+    preparation: Preparation<'a>,
+    typical_bytes: usize,
+    has_ended: bool,
+}
+
+impl<'a> Receiving<'a> {
+    fn new(shared: &'a Shared, source: &'a dyn Source) -> Self {
+        Self {
+            shared,
+            source,
+            preparation: Preparation::new(shared),
+            typical_bytes: FIRST_GUESS_BYTES,
+            has_ended: false,
         }
-    })
+    }
+
+    fn batches(self) -> impl Stream<Item = Result<Vec<Box<Item>>, SourceError>> + 'a {
+        stream::unfold(self, |mut receiving| async move {
+            let next = receiving.next().await?;
+            Some((next, receiving))
+        })
+    }
+
+    async fn next(&mut self) -> Option<Result<Vec<Box<Item>>, SourceError>> {
+        let in_flight = &self.shared.in_flight;
+        loop {
+            let waits = !self.preparation.is_idle();
+            if self.has_ended && !waits {
+                return None;
+            }
+            let ready = tokio::select! {
+                biased;
+                ready = self.preparation.next(), if waits => ready,
+                received = receive(in_flight, self.source, self.typical_bytes), if !self.has_ended => match received {
+                    Ok(Some(deliveries)) => self.arrived(deliveries),
+                    Ok(None) => {
+                        self.has_ended = true;
+                        continue;
+                    }
+                    Err(error) => {
+                        self.has_ended = true;
+                        self.preparation = Preparation::new(self.shared);
+                        return Some(Err(error));
+                    }
+                },
+            };
+            if ready.is_empty() {
+                continue;
+            }
+            let now = Instant::now();
+            let items = ready
+                .into_iter()
+                .map(|delivery| identify(self.shared, delivery, now));
+            return Some(Ok(items.collect()));
+        }
+    }
+
+    /// Counts what was received. Returns what need not wait for a schema.
+    fn arrived(&mut self, deliveries: Vec<Delivery>) -> Vec<Delivery> {
+        self.shared.watch.delivered(deliveries.len());
+        let mut bytes = 0;
+        for delivery in &deliveries {
+            let size = delivery.message.size_bytes();
+            self.shared.in_flight.receive(size);
+            bytes += size;
+        }
+        self.typical_bytes = bytes / deliveries.len().max(1);
+        self.preparation.admit(deliveries)
+    }
 }
 
 /// Receives as many messages as the limits allow. With a source on demand, the request follows the
@@ -119,7 +168,6 @@ fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Box<It
         Some(transactional.session.receive(key, is_redelivered))
     });
     let bytes = delivery.message.size_bytes();
-    shared.in_flight.receive(bytes);
     Box::new(Item {
         delivery,
         route,

@@ -1,17 +1,20 @@
 //! Gets what the formats of keys need from elsewhere, such as schemas, before keys are derived.
 //!
-//! A registry that is away is an outage: the messages wait, nothing more is received, and health
-//! says why. It never makes a message a bad one.
+//! A registry that is away is an outage of the routes that need it: their messages wait, and health
+//! says why. It never makes a message a bad one. The other routes go on, until all that the
+//! consumer may hold has to wait.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate_core::key::PrepareError;
+use futures_util::future::{BoxFuture, FutureExt as _};
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::shared::Shared;
+use super::shared::{Route, Shared};
 use crate::backoff::Backoff;
-use crate::gate::OpenGate;
 use crate::message::Message;
 use crate::source::Delivery;
 
@@ -21,35 +24,84 @@ const PATIENCE: Backoff = Backoff::new(Duration::from_millis(250), Duration::fro
 /// The name of schemas in the failures of a source.
 const SCHEMA: &str = "schema";
 
-/// Returns when the keys of all these messages can be derived. The caller stops it by dropping it.
-pub(super) async fn prepare(shared: &Shared, deliveries: &[Delivery]) {
-    if !shared.routes().any(|route| route.gate.has_format()) {
-        return;
-    }
-    for delivery in deliveries {
-        let message = &delivery.message;
-        let gate = &shared.route(message.route()).gate;
-        if let Err(error) = gate.prepare(message).await {
-            wait_for(shared, gate, message, error).await;
+/// The messages whose keys cannot be derived yet. Those of a route keep their order.
+pub(super) struct Preparation<'a> {
+    shared: &'a Shared,
+    /// The messages that wait, by the number of their route.
+    waiting: BTreeMap<usize, Vec<Delivery>>,
+    /// For each of these routes, what its first message needs.
+    asked: FuturesUnordered<BoxFuture<'a, usize>>,
+}
+
+impl<'a> Preparation<'a> {
+    pub(super) fn new(shared: &'a Shared) -> Self {
+        Self {
+            shared,
+            waiting: BTreeMap::new(),
+            asked: FuturesUnordered::new(),
         }
+    }
+
+    /// Returns whether no message waits.
+    pub(super) fn is_idle(&self) -> bool {
+        self.asked.is_empty()
+    }
+
+    /// Returns the messages whose keys can be derived now. The others wait.
+    pub(super) fn admit(&mut self, deliveries: Vec<Delivery>) -> Vec<Delivery> {
+        if !self.shared.routes().any(|route| route.gate.has_format()) {
+            return deliveries;
+        }
+        deliveries
+            .into_iter()
+            .filter_map(|delivery| self.ready(delivery))
+            .collect()
+    }
+
+    /// Waits until messages of a route may go on, and returns them. Dropping the future loses
+    /// nothing.
+    pub(super) async fn next(&mut self) -> Vec<Delivery> {
+        let Some(route) = self.asked.next().await else {
+            return Vec::new();
+        };
+        if self.asked.is_empty() {
+            self.shared.failures.succeeded(SCHEMA);
+        }
+        let waiting = self.waiting.remove(&route).unwrap_or_default();
+        self.admit(waiting)
+    }
+
+    fn ready(&mut self, delivery: Delivery) -> Option<Delivery> {
+        let route = self.shared.route(delivery.message.route());
+        let number = route.number;
+        if let Some(waiting) = self.waiting.get_mut(&number) {
+            waiting.push(delivery);
+            return None;
+        }
+        let mut asked = prepare(self.shared, route, delivery.message.clone()).boxed();
+        // Nearly always, nothing is to be got.
+        if (&mut asked).now_or_never().is_some() {
+            return Some(delivery);
+        }
+        self.waiting.insert(number, vec![delivery]);
+        self.asked.push(asked.map(move |()| number).boxed());
+        None
     }
 }
 
-/// Asks again until the answer comes.
-async fn wait_for(shared: &Shared, gate: &OpenGate, message: &Message, mut error: PrepareError) {
-    let mut failures = 1;
-    loop {
+/// Returns when the key of this message can be derived. Asks again until the answer comes.
+async fn prepare(shared: &Shared, route: Arc<Route>, message: Message) {
+    let gate = &route.gate;
+    let mut failures = 0;
+    while let Err(error) = gate.prepare(&message).await {
+        failures += 1;
         warn!(scope = gate.scope(), origin = %message.origin(), %error, failures, "messages wait");
         shared
             .failures
             .failed(Instant::now().into_std(), SCHEMA, &error);
         tokio::time::sleep(PATIENCE.wait(failures, gate.fraction())).await;
-        match gate.prepare(message).await {
-            Ok(()) => break,
-            Err(again) => error = again,
-        }
-        failures += 1;
     }
-    info!(scope = gate.scope(), failures, "messages go on");
-    shared.failures.succeeded(SCHEMA);
+    if failures > 0 {
+        info!(scope = gate.scope(), failures, "messages go on");
+    }
 }

@@ -24,6 +24,7 @@ mod pace;
 mod results;
 mod retries;
 mod returned;
+mod schemas;
 mod stop;
 mod tenants;
 mod waits;
