@@ -325,6 +325,10 @@ def present(value, normalisers, excepted=()):
     """The value that is there, and whether it is blank."""
     last = normalisers[-1] if normalisers else ""
     counted = normalisers[-2].removeprefix("epoch-") if normalisers[-2:-1] and "epoch-" in normalisers[-2] else None
+    if isinstance(value, Number) and normalisers[:1] == ["digits"]:
+        if not re.fullmatch(r"-?[0-9]+", value) or value == "-0":
+            raise Bad("normaliser_failed")
+        value = str(value)
     if not isinstance(value, str) or isinstance(value, Number):
         if isinstance(value, Number) and counted and len(normalisers) == 2:
             return tagged(b"t", epoch(value, counted, last.removeprefix("timestamp-"))), False
@@ -345,6 +349,8 @@ def present(value, normalisers, excepted=()):
             value = value.lower()
         elif n == "nfc":
             value = unicodedata.normalize("NFC", value)
+        elif n == "unquote" and value.startswith('"'):
+            value = unquoted(value)
     if not value.strip(SPACE):
         return tagged(b"s", value.encode()), True
     if last == "unordered":
@@ -364,9 +370,18 @@ def present(value, normalisers, excepted=()):
     return tagged(b"s", value.encode()), False
 
 
+def unquoted(value):
+    try:
+        inside = json.loads(value)
+        inside.encode()
+        return inside
+    except ValueError:  # no JSON, or half of a surrogate pair
+        return value
+
+
 # --- specifications -----------------------------------------------------------------------------
 
-NORMALISERS = ["trim", "lowercase", "nfc", "decimal", "unordered", "text"] + [
+NORMALISERS = ["trim", "lowercase", "nfc", "decimal", "unordered", "text", "unquote", "digits"] + [
     f"epoch-{unit}" for unit in ("seconds", "millis", "micros", "nanos")
 ] + [f"timestamp-{unit}" for unit in ("days", "seconds", "millis", "micros", "nanos")]
 

@@ -166,11 +166,19 @@ impl<'a> Writer<'a> {
         if matches!(value.kind, Kind::Text | Kind::EscapedText) {
             return self.string(path, normalisers, self.text(value));
         }
+        if value.kind == Kind::Number && normalisers.first() == Some(&Normaliser::Digits) {
+            let digits = self.number(value);
+            return if normalise::is_whole(digits) {
+                self.string(path, normalisers, Cow::Borrowed(digits))
+            } else {
+                let digits = Normaliser::Digits;
+                Err(misfit(path, digits, digits.needs()))
+            };
+        }
         if let (Kind::Number, [Normaliser::Epoch(counted), Normaliser::Timestamp(unit)]) =
             (value.kind, normalisers)
         {
-            let text = std::str::from_utf8(value.span.of(self.payload))
-                .expect("the scanner has checked UTF-8");
+            let text = self.number(value);
             self.substance = true;
             return put_measured(TAG_INSTANT, self.out, |out| {
                 instant::write_epoch(text, *counted, *unit, out)
@@ -187,6 +195,11 @@ impl<'a> Writer<'a> {
             return self.unordered(value, except);
         }
         self.value(value, except)
+    }
+
+    /// Returns a number as it is spelled.
+    fn number(&self, value: Value) -> &'a str {
+        std::str::from_utf8(value.span.of(self.payload)).expect("the scanner has checked UTF-8")
     }
 
     /// Writes a text after its normalisers.

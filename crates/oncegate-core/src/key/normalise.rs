@@ -59,11 +59,24 @@ impl Normaliser {
             Self::Lowercase => Cow::Owned(text.to_lowercase()),
             Self::Nfc if is_nfc_quick(text.chars()) == IsNormalized::Yes => text,
             Self::Nfc => Cow::Owned(text.nfc().collect()),
-            Self::Decimal | Self::Epoch(_) | Self::Timestamp(_) | Self::Unordered | Self::Text => {
-                text
+            Self::Unquote if text.starts_with('"') => {
+                serde_json::from_str(&text).map_or(text, Cow::Owned)
             }
+            Self::Unquote
+            | Self::Decimal
+            | Self::Epoch(_)
+            | Self::Timestamp(_)
+            | Self::Unordered
+            | Self::Text
+            | Self::Digits => text,
         }
     }
+}
+
+/// Returns whether a number of JSON is written as a whole one, in digits. Minus zero is none.
+pub(super) fn is_whole(number: &str) -> bool {
+    let digits = number.strip_prefix('-').unwrap_or(number);
+    number != "-0" && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Writes the canonical decimal of a string; `None` when it is not a decimal.

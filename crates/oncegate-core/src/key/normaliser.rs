@@ -49,9 +49,15 @@ pub enum Normaliser {
     /// Takes bytes (of a header, for example) as UTF-8 text, so that they equal the same string in
     /// JSON.
     Text,
+    /// Takes the text inside a JSON string: `"A-7"` with its quotation marks, as some clients write
+    /// headers and message keys, equals `A-7`. Other text stays as it is.
+    Unquote,
+    /// Takes a whole number as the text of its digits, so that an id equals itself whether it is
+    /// sent as `42` or as `"42"`. A string stays as it is.
+    Digits,
 }
 
-pub(super) const NAMES: [(&str, Normaliser); 15] = [
+pub(super) const NAMES: [(&str, Normaliser); 17] = [
     ("trim", Normaliser::Trim),
     ("lowercase", Normaliser::Lowercase),
     ("nfc", Normaliser::Nfc),
@@ -70,6 +76,8 @@ pub(super) const NAMES: [(&str, Normaliser); 15] = [
     ("timestamp-nanos", Normaliser::Timestamp(TimeUnit::Nanos)),
     ("unordered", Normaliser::Unordered),
     ("text", Normaliser::Text),
+    ("unquote", Normaliser::Unquote),
+    ("digits", Normaliser::Digits),
 ];
 
 impl fmt::Display for Normaliser {
@@ -98,7 +106,8 @@ impl Normaliser {
     /// The kind of value that this normaliser needs, for error texts.
     pub(super) fn needs(self) -> &'static str {
         match self {
-            Self::Trim | Self::Lowercase | Self::Nfc => "a string",
+            Self::Trim | Self::Lowercase | Self::Nfc | Self::Unquote => "a string",
+            Self::Digits => "a string, or a whole number without an exponent",
             Self::Decimal => {
                 "a number, or a string that holds one (with an exponent of at most 18 digits)"
             }
