@@ -48,5 +48,5 @@ pub use process::become_worker;
 pub use program::Program;
 pub use protocol::reply::{Reply, ResultBody, WorkerResult};
 pub use protocol::request::TokenSource;
-pub use report::WorkerReport;
+pub use report::{Capacity, WorkerReport};
 pub use worker::{Worker, WorkerKind, WorkerLimits};

@@ -9,6 +9,23 @@ use tracing::{info, warn};
 
 use crate::error::WorkerError;
 
+/// The number of messages that a worker takes, all of its processes together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// The number of messages that it handles at a time.
+    pub at_a_time: u32,
+    /// The number of messages that it takes besides, as long as it answers within milliseconds.
+    pub ahead: u32,
+}
+
+impl Capacity {
+    /// A worker that takes whatever comes.
+    pub const UNLIMITED: Self = Self {
+        at_a_time: u32::MAX,
+        ahead: 0,
+    };
+}
+
 /// The number of requests in a row that a worker behind HTTP takes no connection for until it
 /// counts as gone: one may meet a restart, or a full backlog.
 const GONE_AFTER: u32 = 3;

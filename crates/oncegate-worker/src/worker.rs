@@ -10,7 +10,7 @@ use crate::exec::{Crew, Foreman};
 use crate::http::{Caller, HttpSettings};
 use crate::process::Runnable;
 use crate::program::Program;
-use crate::report::WorkerReport;
+use crate::report::{Capacity, WorkerReport};
 
 /// The time between two checks whether a worker is ready.
 const READY_INTERVAL: Duration = Duration::from_millis(200);
@@ -108,8 +108,7 @@ impl Worker {
         &self.report
     }
 
-    /// Waits until the worker of this consumer is ready. Returns the most messages that it takes at
-    /// a time.
+    /// Waits until the worker of this consumer is ready. Returns how many messages it takes.
     ///
     /// # Errors
     /// When its program cannot be started, or when its processes have ended before they were ready
@@ -118,13 +117,13 @@ impl Worker {
         &self,
         consumer: &str,
         patience: Duration,
-    ) -> Result<u32, WorkerError> {
+    ) -> Result<Capacity, WorkerError> {
         let mut tries = 0_u32;
         loop {
             let ready = match &self.called {
-                Called::Http(caller) => caller.is_ready().await.map(|()| u32::MAX),
+                Called::Http(caller) => caller.is_ready().await.map(|()| Capacity::UNLIMITED),
                 Called::Exec(crew) => Ok(crew.ready(patience).await?),
-                Called::Command(_) => Ok(u32::MAX),
+                Called::Command(_) => Ok(Capacity::UNLIMITED),
             };
             let why = match ready {
                 Ok(room) => {

@@ -91,12 +91,13 @@ impl Launch for Workers {
         let worker = Arc::new(worker);
         let ready =
             tokio::time::timeout(READY_LIMIT, worker.until_ready("trial", READY_LIMIT)).await;
-        let most = ready.map_err(|_| {
+        let room = ready.map_err(|_| {
             format!(
                 "the worker was not ready within {READY_LIMIT:?}; ONCEGATE_LOG=warn shows its standard error, and `oncegate worker-test` what is missing"
             )
         })?;
-        let most = most.map_err(|error| Problem::from(error).to_string())?;
+        let room = room.map_err(|error| Problem::from(error).to_string())?;
+        let most = room.at_a_time.saturating_add(room.ahead);
         let took = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.slowest_start.fetch_max(took, Ordering::Relaxed);
         let slowest_start = Arc::clone(&self.slowest_start);

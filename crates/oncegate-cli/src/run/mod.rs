@@ -317,7 +317,9 @@ async fn consume(ready: Assembled, stop: &CancellationToken) -> Result<(), Probl
         room = ready => room?,
     };
     // A claimed message runs at once: no more messages are claimed than the workers take.
-    let consumer = consumer.concurrency(concurrency.min(room));
+    let at_a_time = concurrency.min(room.at_a_time);
+    let ahead = room.ahead.min(concurrency - at_a_time);
+    let consumer = consumer.concurrency(at_a_time).ahead(ahead);
     let stopped = async {
         tokio::select! {
             () = stop.cancelled() => {}

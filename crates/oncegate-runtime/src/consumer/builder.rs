@@ -40,6 +40,7 @@ pub struct Consumer {
     dead_letters: Option<Arc<dyn DeadLetters>>,
     observer: Arc<dyn Observer>,
     settings: ConsumerSettings,
+    ahead: u32,
     life: Arc<Life>,
     at_once: Option<BoxFuture<'static, ()>>,
 }
@@ -55,6 +56,7 @@ impl Consumer {
             dead_letters: None,
             observer: Arc::new(Counters::default()),
             settings: ConsumerSettings::DEFAULT,
+            ahead: 0,
             life: Arc::default(),
             at_once: None,
         }
@@ -84,6 +86,15 @@ impl Consumer {
     /// with a [batch handler](super::Batched): 64 by default.
     pub fn concurrency(mut self, handlers: u32) -> Self {
         self.settings.concurrency = handlers;
+        self
+    }
+
+    /// Sets how many more messages than [`concurrency`](Self::concurrency) may be given to handlers
+    /// that have ended within a few milliseconds lately: 0 by default. It is for a handler that
+    /// hands messages on to something with a queue of its own, which would otherwise have nothing
+    /// to do between an answer and the next message.
+    pub fn ahead(mut self, messages: u32) -> Self {
+        self.ahead = messages;
         self
     }
 

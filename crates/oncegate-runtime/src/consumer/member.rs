@@ -1,14 +1,13 @@
 //! A message that starts in a unit, and what becomes of it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate_core::store::StoreError;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::error::ConsumerError;
 use super::item::Item;
 use super::lanes::PlaceId;
+use super::permits::Permit;
 use super::schedule::Shard;
 use crate::health::WaitCause;
 
@@ -24,19 +23,6 @@ pub(super) struct Member {
     /// The right to run its handler. Before the handlers of a unit are called, the first members
     /// hold the permits of all. It is given back before the message is settled.
     pub(super) permit: Option<Permit>,
-}
-
-/// The right to run one handler, or all permits. Members whose handlers have ended hold it together
-/// with the one whose handler runs, until their ends are recorded.
-#[derive(Clone, Debug)]
-pub(super) struct Permit(
-    #[expect(dead_code, reason = "held for its drop")] Arc<OwnedSemaphorePermit>,
-);
-
-impl Permit {
-    pub(super) fn new(permit: OwnedSemaphorePermit) -> Self {
-        Self(Arc::new(permit))
-    }
 }
 
 /// A member whose attempt has ended.

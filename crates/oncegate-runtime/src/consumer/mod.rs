@@ -15,7 +15,7 @@
 //! | the consumer and its life | `builder`, `start`, `run`, `monitor` |
 //! | what runs | `intake`, `prepare`, `engine`, `unit`, `settle`, `returned_letter`, `breaker_mark` |
 //! | what they share | `member`, `item`, `progress`, `shared`, `session`, `transactional`, `route_handler`, `erased`, `end`, `trace`, `in_flight` |
-//! | without I/O: rules and records | `split`, `settings`, `error`, `positions`, `watch`, `breaker`, `dead_letter_limit`, `retry_writes`, `pace`, `quarantine`, `schedule`, `lanes` |
+//! | without I/O: rules and records | `split`, `settings`, `error`, `positions`, `watch`, `breaker`, `dead_letter_limit`, `retry_writes`, `permits`, `pace`, `quarantine`, `schedule`, `lanes` |
 //!
 //! A message in the engine is in exactly one `MessageState`; only `schedule` changes it, and all
 //! counts follow from that.
@@ -66,6 +66,7 @@ mod lanes;
 mod member;
 mod monitor;
 mod pace;
+mod permits;
 mod positions;
 mod prepare;
 mod progress;

@@ -215,7 +215,7 @@ impl Shared {
     }
 
     fn permits_now(&self) -> Permits {
-        let free = u32::try_from(self.permits.available_permits()).unwrap_or(u32::MAX);
+        let free = u32::try_from(self.permits.free()).unwrap_or(u32::MAX);
         Permits {
             total: self.settings.concurrency,
             free,

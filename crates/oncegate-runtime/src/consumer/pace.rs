@@ -80,6 +80,13 @@ impl Pace {
         within_bound(&self.thread_held)
     }
 
+    /// Returns whether a handler is known to end within the bound, its wait for a process that
+    /// runs it included.
+    pub(super) fn is_quick(&self) -> bool {
+        let bound = u64::try_from(BOUND.as_nanos()).unwrap_or(u64::MAX);
+        (1..=bound).contains(&self.permit_held.load(Relaxed))
+    }
+
     /// Waits until a message of this shard may be claimed; `None` if it need not wait for that.
     ///
     /// Handlers that hold their threads for long make those wait that are claimed behind them, and

@@ -317,7 +317,7 @@ impl ConsumerSettings {
                 "fail_open_after",
                 format!(
                     "`fail_open_after` is set, and the gate `{scope}` is transactional or fenced: without its store \
-                     there is no transaction and no fencing_token"
+                     there is no transaction and no fencing token"
                 ),
             ));
         }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::breaker::Switch;
@@ -12,6 +11,7 @@ use super::dead_letter_limit::DeadLetterGuard;
 use super::erased::ErasedTransactional;
 use super::in_flight::InFlight;
 use super::pace::Pace;
+use super::permits::Permits;
 use super::quarantine::Quarantine;
 use super::retry_writes::RetryWrites;
 use super::session::Session;
@@ -105,7 +105,7 @@ pub(super) struct Shared {
     pub(super) dead_letters: Option<Arc<dyn DeadLetters>>,
     pub(super) observer: Arc<dyn Observer>,
     /// The permits: one for each handler that may run.
-    pub(super) permits: Arc<Semaphore>,
+    pub(super) permits: Permits,
     /// The growing patience of messages that run alone.
     pub(super) quarantine: Quarantine,
     pub(super) dead_letter_guard: Mutex<DeadLetterGuard>,

@@ -18,7 +18,7 @@ use oncegate::{Attempt, Failure, Gate, Handler, Key, MemoryStore, Message};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::{Bench, LEASE, numbered};
+use super::{Bench, Gauge, LEASE, numbered};
 
 /// Uses this much time up within one poll, as a handler does that computes or blocks: paused time
 /// goes on, and no other task runs.
@@ -469,4 +469,29 @@ async fn what_has_ended_is_recorded_while_its_unit_goes_on() {
         "{acked:?}"
     );
     assert_eq!(bench.counters.total("extra_runs"), 0);
+}
+
+/// The most handlers that run at a time, of those that take so long.
+async fn most_at_a_time(takes: Duration) -> usize {
+    const MESSAGES: usize = 200;
+    let bench = Bench::of(numbered(MESSAGES));
+    let gauge = Arc::new(Gauge::default());
+    let counted = Arc::clone(&gauge);
+    let handler = move |_: Message, _: Attempt| {
+        let gauge = Arc::clone(&counted);
+        async move {
+            gauge.through(sleep(takes)).await;
+            Ok::<(), Failure>(())
+        }
+    };
+    let consumer = bench.consumer(handler).concurrency(2).ahead(3);
+    bench.run(consumer, MESSAGES).await.unwrap();
+    gauge.most.load(SeqCst)
+}
+
+// invariant: neighbour-held-up
+#[tokio::test(start_paused = true)]
+async fn only_what_ends_within_milliseconds_is_given_ahead() {
+    assert_eq!(most_at_a_time(Duration::from_millis(1)).await, 5);
+    assert_eq!(most_at_a_time(Duration::from_millis(100)).await, 2);
 }

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::report::Capacity;
+
 /// The longest time for which a line may wait in a process before it begins: then it is recalled,
 /// for another process. A crash of oncegate lets what waits there count as recovered.
 const AHEAD_WAIT_MOST: Duration = Duration::from_millis(5);
@@ -60,9 +62,12 @@ impl Lines {
         self.at_a_time
     }
 
-    /// The most lines that it has at any time.
-    pub(super) fn most(&self) -> usize {
-        self.at_a_time + self.ahead
+    /// The lines that it has at most.
+    pub(super) fn room(&self) -> Capacity {
+        Capacity {
+            at_a_time: u32::try_from(self.at_a_time).unwrap_or(u32::MAX),
+            ahead: u32::try_from(self.ahead).unwrap_or(u32::MAX),
+        }
     }
 
     /// Returns whether another line may be sent now.

@@ -39,14 +39,14 @@ use self::slot::{END_GRACE, Slot};
 use self::violations::Violations;
 use crate::error::WorkerError;
 use crate::process::Runnable;
-use crate::report::WorkerReport;
+use crate::report::{Capacity, WorkerReport};
 
 /// Workers that share one queue.
 pub(crate) struct Crew {
     jobs: mpsc::Sender<Job>,
     workers: u32,
-    /// The number of messages that one worker takes, once the first worker has reported it.
-    wanted: watch::Receiver<Option<usize>>,
+    /// The capacity of one worker, once the first worker has reported it.
+    wanted: watch::Receiver<Option<Capacity>>,
     report: WorkerReport,
     violations: Arc<Violations>,
     /// Cancelled when no more messages are to begin.
@@ -136,25 +136,25 @@ impl Crew {
         self.violations.reason()
     }
 
-    /// Waits for the first worker that is ready. Returns how many messages all workers take at a
-    /// time.
+    /// Waits for the first worker that is ready. Returns how many messages all workers take.
     ///
     /// # Errors
     /// When the program cannot be started, or, after `patience`, when its processes end before they
     /// are ready.
-    pub(crate) async fn ready(&self, patience: Duration) -> Result<u32, WorkerError> {
+    pub(crate) async fn ready(&self, patience: Duration) -> Result<Capacity, WorkerError> {
         let mut wanted = self.wanted.clone();
         let wanted = tokio::select! {
             biased;
-            wanted = wanted.wait_for(Option::is_some) => wanted.map(|wanted| wanted.unwrap_or(1)),
+            wanted = wanted.wait_for(Option::is_some) => wanted.map(|wanted| *wanted),
             never = self.report.never_ready(patience) => return Err(never),
         };
         match wanted {
-            Ok(wanted) => Ok(self
-                .workers
-                .saturating_mul(u32::try_from(wanted).unwrap_or(u32::MAX))),
+            Ok(Some(Capacity { at_a_time, ahead })) => Ok(Capacity {
+                at_a_time: self.workers.saturating_mul(at_a_time),
+                ahead: self.workers.saturating_mul(ahead),
+            }),
             // The workers' tasks were stopped before a worker was ready.
-            Err(_) => std::future::pending().await,
+            Ok(None) | Err(_) => std::future::pending().await,
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::process::{self, Leftovers, Process, Runnable, Streams, log};
 use crate::protocol::lines::write_lines;
 use crate::protocol::said::Ready;
 use crate::protocol::values::{Written, read_chunks};
-use crate::report::{Ended, WorkerReport};
+use crate::report::{Capacity, Ended, WorkerReport};
 
 /// The exit codes of shells, and of ours, for a program that cannot be started.
 const CANNOT_START: [i32; 2] = [126, 127];
@@ -57,7 +57,7 @@ pub(super) struct Slot {
     pub(super) returned: Arc<Returned>,
     /// Cancelled when no more messages are to begin.
     pub(super) rest: CancellationToken,
-    pub(super) wants: watch::Sender<Option<usize>>,
+    pub(super) wants: watch::Sender<Option<Capacity>>,
     pub(super) report: WorkerReport,
     pub(super) stop: CancellationToken,
     pub(super) forced: Arc<AtomicBool>,
@@ -261,9 +261,9 @@ impl Slot {
         );
         *was_ready = true;
         self.report.ready();
-        let most = lines.most();
+        let room = lines.room();
         self.wants
-            .send_if_modified(|wanted| wanted.replace(most).is_none());
+            .send_if_modified(|wanted| wanted.replace(room).is_none());
         session.begin(lines);
         self.exchange(session).await
     }

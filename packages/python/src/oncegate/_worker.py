@@ -19,6 +19,9 @@ BatchHandler = Union[
     Callable[[List[Message]], Optional[Sequence[Any]]], Callable[[List[Message]], Awaitable[Optional[Sequence[Any]]]]
 ]
 
+#: How many messages a function takes besides, unless told otherwise.
+AHEAD = 16
+
 #: How many messages, or batches, a coroutine function handles at a time, unless told otherwise.
 ASYNC_IN_FLIGHT = 16
 
@@ -54,8 +57,12 @@ class _Runner:
 class Worker(_Runner):
     """A handler of single messages with the loop around it. Calling it calls the handler, for tests."""
 
-    def __init__(self, handler: Handler, *, max_in_flight: Optional[int] = None, ahead: int = 0) -> None:
+    def __init__(
+        self, handler: Handler, *, max_in_flight: Optional[int] = None, ahead: Optional[int] = None
+    ) -> None:
         super().__init__(handler, False, max_in_flight)
+        if ahead is None:
+            ahead = 0 if self.is_async else AHEAD
         if ahead < 0 or (ahead and self.is_async):
             raise ValueError(f"ahead is {ahead}; it is 0 or more, and a coroutine function takes none ahead")
         self.ahead = ahead
@@ -81,17 +88,17 @@ class BatchWorker(_Runner):
 @overload
 def worker(handler: Handler) -> Worker: ...
 @overload
-def worker(*, max_in_flight: Optional[int] = None, ahead: int = 0) -> Callable[[Handler], Worker]: ...
+def worker(*, max_in_flight: Optional[int] = None, ahead: Optional[int] = None) -> Callable[[Handler], Worker]: ...
 def worker(
-    handler: Optional[Handler] = None, *, max_in_flight: Optional[int] = None, ahead: int = 0
+    handler: Optional[Handler] = None, *, max_in_flight: Optional[int] = None, ahead: Optional[int] = None
 ) -> Union[Worker, Callable[[Handler], Worker]]:
     """Makes a worker of a function: ``@worker``, or ``@worker(max_in_flight=8)``.
 
     ``max_in_flight`` is how many messages each process handles at a time. A function runs on that many threads (1 by
     default); a coroutine function runs on one event loop (16 by default).
 
-    ``ahead`` is how many messages more a function takes before it has answered those before them (0 by default). It is
-    for functions that return within milliseconds: what is taken ahead is claimed, and begins when a thread is free.
+    ``ahead`` is how many messages more a function takes before it has answered those before them (16 by default). They
+    come only while the function returns within milliseconds, and begin when a thread is free.
     """
     if handler is not None:
         return Worker(handler, max_in_flight=max_in_flight, ahead=ahead)

@@ -65,7 +65,7 @@ impl Engine {
             .waiting
             .sort_by_key(|seen| (seen.stage == Stage::Parked(WaitCause::Later), seen.since));
         snapshot.waiting.truncate(MOST_WAITING);
-        let free = self.shared.permits.available_permits();
+        let free = self.shared.permits.free();
         self.shared.watch.publish(snapshot, free);
     }
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::super::item::Item;
 use super::super::lanes::PlaceId;
-use super::super::member::{Member, Permit};
+use super::super::member::Member;
+use super::super::permits::Permit;
 use super::super::schedule::Shard;
 use super::super::shared::{Route, Shared};
 use super::super::unit::{self, Tasks};
@@ -40,8 +41,7 @@ impl Starts {
     /// Returns whether a permit is free for what starts next, and keeps it for that.
     pub(super) fn has_permit(&mut self) -> bool {
         if self.spare.is_none() {
-            let permits = Arc::clone(&self.shared().permits);
-            self.spare = permits.try_acquire_owned().ok().map(Permit::new);
+            self.spare = self.shared().permits.try_one();
         }
         self.spare.is_some()
     }
@@ -53,7 +53,10 @@ impl Starts {
             .units
             .iter()
             .any(|unit| unit.takes(item, asks) && unit.room > 0);
-        is_within_unit || self.has_permit()
+        if !is_within_unit && self.spare.is_none() {
+            self.spare = self.shared().permits.try_for(&item.route.pace);
+        }
+        is_within_unit || self.spare.is_some()
     }
 
     /// A message for which [`has_room`](Self::has_room) was true.

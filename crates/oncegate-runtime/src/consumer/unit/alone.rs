@@ -8,7 +8,7 @@ use tracing::warn;
 
 use super::super::end::RELEASED_IS_DUE;
 use super::super::item::Item;
-use super::super::member::Permit;
+use super::super::permits::Permit;
 use super::super::quarantine::SHORTEST_PAUSE;
 use super::super::shared::Shared;
 use crate::attempt::CANCELLATION_GRACE;
@@ -30,16 +30,12 @@ pub(super) async fn all_permits(shared: &Shared, item: &Item) -> Result<Permit, 
     let longest = shared.terms().max_run + CANCELLATION_GRACE;
     let patience = shared.quarantine.patience(longest);
     warn!(scope, %origin, ?patience, "earlier attempts ended without an outcome: the message runs alone");
-    let every = shared
-        .permits
-        .clone()
-        .acquire_many_owned(shared.settings.concurrency);
     let every = tokio::select! {
         biased;
         () = shared.stopping.cancelled() => return Err(SHORTEST_PAUSE),
-        every = timeout(patience, every) => every,
+        every = timeout(patience, shared.permits.all()) => every,
     };
-    let Ok(Ok(every)) = every else {
+    let Ok(Some(every)) = every else {
         shared.quarantine.note_failure(patience);
         // The others have at least half of the time.
         let pause = patience.max(SHORTEST_PAUSE);
@@ -50,5 +46,5 @@ pub(super) async fn all_permits(shared: &Shared, item: &Item) -> Result<Permit, 
     if shared.stopping.is_cancelled() {
         return Err(SHORTEST_PAUSE);
     }
-    Ok(Permit::new(every))
+    Ok(every)
 }

@@ -23,9 +23,11 @@ use tracing::Instrument as _;
 
 use super::super::end::{End, RELEASED_IS_DUE, Ran};
 use super::super::item::Item;
-use super::super::member::{Ended, Member, Permit};
+use super::super::member::{Ended, Member};
 use super::super::pace::BOUND;
+use super::super::permits::Permit;
 use super::super::settle::settle;
+use super::super::shared::Route;
 use super::duplicate::Answering;
 use super::finish::{Finished, finish};
 use super::tasks::{Granted, Tasks, after_ready_tasks};
@@ -59,14 +61,16 @@ pub(super) async fn run(
     mut permits: Vec<Permit>,
     mut ended: Vec<Ended>,
 ) -> Vec<Ended> {
-    if work.is_empty() {
+    let Some(first) = work.first_mut() else {
         return ended;
-    }
+    };
+    let route = Arc::clone(&first.member().item.route);
     tasks.report(&mut ended);
     permits.extend(work.iter_mut().filter_map(|one| one.member().permit.take()));
     let has_neighbours = work.len() > 1;
     let calls = Arc::new(Calls {
         tasks: Arc::clone(tasks),
+        route,
         members: Mutex::new(Members {
             waiting: work.into(),
             permits,
@@ -82,6 +86,7 @@ pub(super) async fn run(
 /// The members of a unit that are not finished, shared by the tasks that call them.
 struct Calls {
     tasks: Arc<Tasks>,
+    route: Arc<Route>,
     members: Mutex<Members>,
 }
 
@@ -179,13 +184,12 @@ impl Calls {
             return Some(permit);
         }
         let permits = &self.tasks.shared.permits;
-        if let Ok(permit) = Arc::clone(permits).try_acquire_owned() {
-            return Some(Permit::new(permit));
+        if let Some(permit) = permits.try_for(&self.route.pace) {
+            return Some(permit);
         }
         // What has ended does not wait for it.
         self.finish_apart();
-        let acquired = timeout(BOUND, Arc::clone(permits).acquire_owned()).await;
-        acquired.ok()?.ok().map(Permit::new)
+        timeout(BOUND, permits.one()).await.ok()?
     }
 
     fn has_waiting(&self) -> bool {
