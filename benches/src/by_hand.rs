@@ -62,6 +62,34 @@ impl ByHand {
         granted.map(|(claim, _)| claim).collect()
     }
 
+    /// Claims and completes the key of each payload in turn, by two plain commands. The `SET` that
+    /// completes one is sent with the `SET … NX` of the next, so each waits for one answer.
+    pub(crate) fn one_by_one<'a>(&mut self, payloads: impl Iterator<Item = &'a [u8]>) {
+        let mut claimed: Option<String> = None;
+        for payload in payloads {
+            let key = store_key(&self.scope, payload);
+            let mut pipeline = redis::pipe();
+            if let Some(claimed) = claimed.take() {
+                set_completed(&mut pipeline, &claimed);
+            }
+            pipeline.cmd("SET").arg(&key).arg("claimed").arg("NX");
+            pipeline.arg("PX").arg(LEASE_MILLIS);
+            let replies: Vec<Value> = pipeline
+                .query(&mut self.connection)
+                .expect("the server answers every call");
+            if replies.last() == Some(&Value::Okay) {
+                claimed = Some(key);
+            }
+        }
+        if let Some(claimed) = claimed {
+            let mut pipeline = redis::pipe();
+            set_completed(&mut pipeline, &claimed);
+            let _: Vec<Value> = pipeline
+                .query(&mut self.connection)
+                .expect("the server answers every call");
+        }
+    }
+
     /// Completes what was claimed.
     pub(crate) fn complete(&mut self, claims: &[(String, Vec<u8>)]) {
         if claims.is_empty() {
@@ -78,6 +106,11 @@ impl ByHand {
             .query(&mut self.connection)
             .expect("the server answers every call");
     }
+}
+
+fn set_completed(pipeline: &mut redis::Pipeline, key: &str) {
+    let call = pipeline.cmd("SET").arg(key).arg("completed");
+    call.arg("PX").arg(RETENTION_MILLIS);
 }
 
 /// A key of two fields, as a reader of JSON would make it.

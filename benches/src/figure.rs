@@ -71,6 +71,7 @@ pub(crate) struct Target {
 pub(crate) enum Bound {
     RatioAtLeast,
     RatioAtMost,
+    ValueAtLeast,
     ValueAtMost,
 }
 
@@ -115,6 +116,7 @@ impl Figure {
         let met = match bound {
             Bound::RatioAtLeast => ratio >= limit,
             Bound::RatioAtMost => ratio <= limit,
+            Bound::ValueAtLeast => self.value.median >= limit,
             Bound::ValueAtMost => self.value.median <= limit,
         };
         self.target = Some(Target { bound, limit, met });

@@ -135,7 +135,7 @@ async fn run(plan: &Plan) -> Vec<Figure> {
 }
 
 /// A topic with so many messages.
-async fn produced(broker: &Kafka, count: usize) -> String {
+pub(crate) async fn produced(broker: &Kafka, count: usize) -> String {
     let topic = broker.new_topic(ROUTE, PARTITIONS).await;
     let records = (0..count).map(|n| Record::new(payload(n)).key(broker_key(n)));
     broker.produce(&topic, records).await;
@@ -411,7 +411,7 @@ async fn nothing_to_do(_: Message, _: Attempt) -> Result<(), Failure> {
 }
 
 /// A loop by hand, with the settings of `KafkaSource`: polls, works, and commits every second.
-fn poll_and_commit(
+pub(crate) fn poll_and_commit(
     kafka: &Kafka,
     topic: &str,
     count: usize,

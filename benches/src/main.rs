@@ -28,6 +28,7 @@ mod key;
 mod memory;
 mod neighbours;
 mod one_commit;
+mod peers;
 mod postgres;
 mod rates;
 mod replay;
@@ -36,6 +37,7 @@ mod sizes;
 mod sqlite;
 mod sqs;
 mod sustained;
+mod workers;
 
 use std::process::ExitCode;
 
@@ -55,7 +57,7 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 22] = [
+const BENCHMARKS: [Benchmark; 24] = [
     gate::BENCHMARK,
     in_flight::BENCHMARK,
     held::BENCHMARK,
@@ -69,6 +71,7 @@ const BENCHMARKS: [Benchmark; 22] = [
     neighbours::BENCHMARK,
     rates::BENCHMARK,
     batches::BENCHMARK,
+    workers::BENCHMARK,
     sqs::BENCHMARK,
     amqp::BENCHMARK,
     sqlite::BENCHMARK,
@@ -78,7 +81,11 @@ const BENCHMARKS: [Benchmark; 22] = [
     sizes::BENCHMARK,
     http::BENCHMARK,
     key::BENCHMARK,
+    peers::BENCHMARK,
 ];
+
+/// The benchmarks that run only when named: they need more than this repository's own tools.
+const ONLY_WHEN_NAMED: [&str; 1] = ["peers"];
 
 /// Settings of every Redis server: no rewrite of the append-only file during a measurement.
 const BENCH_REDIS: [&str; 2] = ["--auto-aof-rewrite-percentage", "0"];
@@ -86,7 +93,7 @@ const BENCH_REDIS: [&str; 2] = ["--auto-aof-rewrite-percentage", "0"];
 /// Runs the benchmarks, each beside its baseline, and prints one line per figure.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The benchmarks to run. Default: all.
+    /// The benchmarks to run. Default: all but `peers`.
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     /// Print one JSON document instead of lines.
@@ -104,6 +111,16 @@ struct Arguments {
     /// The work of a process that a benchmark has started.
     #[arg(long, hide = true, value_name = "JSON")]
     task: Option<String>,
+}
+
+impl Arguments {
+    /// Whether the benchmark with this name runs.
+    fn runs(&self, name: &str) -> bool {
+        if self.names.is_empty() {
+            return !ONLY_WHEN_NAMED.contains(&name);
+        }
+        self.names.iter().any(|named| named == name)
+    }
 }
 
 fn main() -> ExitCode {
@@ -136,10 +153,7 @@ fn main() -> ExitCode {
     if !arguments.json {
         println!("{}", report.head());
     }
-    for benchmark in BENCHMARKS
-        .iter()
-        .filter(|one| arguments.names.is_empty() || arguments.names.iter().any(|n| n == one.name))
-    {
+    for benchmark in BENCHMARKS.iter().filter(|one| arguments.runs(one.name)) {
         let figures = benchmark.cores.run(|| {
             // The runtime's threads inherit the cores of this thread.
             let runtime = tokio::runtime::Runtime::new().expect("the machine has threads");

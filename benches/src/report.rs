@@ -72,6 +72,7 @@ fn show(benchmark: &str, figure: &Figure) -> String {
         let (of, sign) = match target.bound {
             Bound::RatioAtLeast => ("", "≥"),
             Bound::RatioAtMost => ("", "≤"),
+            Bound::ValueAtLeast => ("value ", "≥"),
             Bound::ValueAtMost => ("value ", "≤"),
         };
         format!(
