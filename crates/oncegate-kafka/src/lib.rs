@@ -22,8 +22,7 @@
 //! | whether the client is connected, and reads its partitions | `group::{connection, connection_watch, unread}` |
 //! | which lines of the client are logged | `client::log` |
 //! | what happens when the client fails | `client::trouble` (the rules), `group::{membership, succession}` (the replacement) |
-//! | recreated topics, offsets out of range | `client::notices` (detection), `group::positions`
-//! (reaction) |
+//! | recreated topics, offsets out of range | `client::notices` (found), `group::positions` |
 //! | back-pressure, client errors | `partitions::fetch_limits` (when a partition is paused), `group::{poll, buffer}` |
 //! | how dead letters, copies in retry topics and messages of an outbox are written; which errors a wait does not end | `client::producer`, `client::remedies` |
 //! | how a message of an outbox becomes one of a topic | `produce::publisher` |

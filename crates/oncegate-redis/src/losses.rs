@@ -128,7 +128,7 @@ impl Losses {
         self.spacing.store(spacing, Ordering::Relaxed);
     }
 
-    /// Locks the state. Every change leaves it consistent, so a poisoned lock is ignored.
+    /// Locks the state. Every change leaves it consistent, so a panic elsewhere does no harm.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }

@@ -181,7 +181,7 @@ impl<J: Job> Queue<J> {
         }
     }
 
-    /// Locks the queue. A poisoned lock is ignored: each change leaves the queue consistent.
+    /// Locks the queue. Each change leaves it consistent, so a panic elsewhere does no harm.
     fn waiting(&self) -> MutexGuard<'_, Waiting<J>> {
         self.waiting.lock()
     }
