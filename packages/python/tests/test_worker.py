@@ -90,7 +90,7 @@ class WorkerTest(WorkerCase):
             "    if order == 'exit': sys.exit(3)\n"
             "    return order"
         )
-        self.assertEqual(process.ready, {"type": "ready", "v": 1, "max_in_flight": 1})
+        self.assertEqual(process.ready, {"type": "ready", "v": 1, "max_in_flight": 1, "ahead": 16})
         self.assertEqual(process.answer("[9007199254740993]"), {"outcome": "complete", "result": [9007199254740993]})
         self.assertEqual(process.answer("null"), {"outcome": "complete"})
         self.assertEqual(process.answer('"retry"'), {"outcome": "retry", "reason": "busy", "delay_ms": 500})

@@ -188,11 +188,9 @@ async fn is_not_dropped_beside_another(release: RabbitRelease) {
     clerk.open();
     clerk.book.until_charged(MESSAGES).await;
     running.stop().await;
+    // Messages that were sent again may still be there, and are duplicates.
     clerk.book.charged_once(MESSAGES);
-    assert_eq!(
-        (stage.queue.ready().await, stage.dead.ready().await),
-        (0, 0)
-    );
+    assert_eq!(stage.dead.ready().await, 0);
 }
 
 // invariant: amqp-returns-of-innocents

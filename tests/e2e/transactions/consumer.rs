@@ -189,7 +189,9 @@ async fn what_the_handler_does_after_its_commit_changes_nothing() {
             till: place.till.clone(),
             list: Arc::clone(&bench.list),
         };
-        bench.run(place.gate(LEASE), handler, 4).await;
+        bench
+            .run(place.gate(LEASE).max_run(LEASE), handler, 4)
+            .await;
         let charges = place.till.charges().await;
         assert_eq!(
             charges.into_values().collect::<Vec<_>>(),
@@ -207,7 +209,7 @@ async fn what_the_handler_does_after_its_commit_changes_nothing() {
     futures_util::future::join_all(every_client).await;
 }
 
-/// Charges, and then panics, gives up, hangs though its message is taken away, or charges again.
+/// Charges, and then panics, gives up, hangs until `max_run`, or charges again.
 struct Unruly {
     till: Till,
     list: Arc<List>,

@@ -25,11 +25,19 @@ pub(crate) fn of(settings: &Settings, client: &InquiryClient) -> Result<Vec<Stri
     if settings.source.from != StartAt::Beginning {
         return Ok(Vec::new());
     }
-    let counts = inquiry::of_each(&settings.topics, |topic| {
-        unread(client, &settings.brokers, topic)
+    let parts = inquiry::of_each(&settings.topics, |topic| {
+        topics::partitions(client, &settings.brokers, topic, ANSWER_TIMEOUT)
     })?;
-    let fresh = settings.topics.iter().zip(counts);
-    Ok(fresh
+    let topics: Vec<Topic<'_>> = settings
+        .topics
+        .iter()
+        .map(String::as_str)
+        .zip(parts)
+        .collect();
+    let counts = unread(client, &topics)?
+        .map_err(|error| SourceError::caused("the offsets of the topics cannot be read", error))?;
+    Ok(counts
+        .into_iter()
         .filter(|(_, messages)| *messages > 0)
         .map(|(topic, messages)| {
             let group = &settings.group;
@@ -41,63 +49,65 @@ pub(crate) fn of(settings: &Settings, client: &InquiryClient) -> Result<Vec<Stri
         .collect())
 }
 
-/// Returns how many offsets the topic has if the group has committed none of it; 0 otherwise.
-fn unread(client: &InquiryClient, brokers: &str, topic: &str) -> Result<u64, SourceError> {
-    let partitions = topics::partitions(client, brokers, topic, ANSWER_TIMEOUT)?;
-    count(client, topic, &partitions)?.map_err(|error| {
-        SourceError::caused(format!("the offsets of {topic} cannot be read"), error)
-    })
-}
+/// A topic with its partitions.
+type Topic<'a> = (&'a str, Vec<i32>);
 
-fn count(
+/// Returns the topics of which the group has committed nothing, and how many offsets each has. The
+/// brokers are asked about all of them at once.
+fn unread<'a>(
     client: &InquiryClient,
-    topic: &str,
-    partitions: &[i32],
-) -> Result<Result<u64, KafkaError>, SourceError> {
-    let mut asked = TopicPartitionList::with_capacity(partitions.len());
-    for partition in partitions {
-        asked.add_partition(topic, *partition);
+    topics: &[Topic<'a>],
+) -> Result<Result<Vec<(&'a str, i64)>, KafkaError>, SourceError> {
+    let mut asked = TopicPartitionList::new();
+    for (topic, partitions) in topics {
+        for partition in partitions {
+            asked.add_partition(topic, *partition);
+        }
     }
     let committed = inquiry::committed_offsets(client, &asked, ANSWER_TIMEOUT)?;
     Ok(committed.and_then(|committed| {
-        if offsets(&committed).is_empty() {
-            // In the protocol, the beginning and the end are special timestamps.
-            let first = sum_at(client, topic, partitions, Offset::Beginning)?;
-            let end = sum_at(client, topic, partitions, Offset::End)?;
-            Ok(u64::try_from(end - first).unwrap_or(0))
-        } else {
-            Ok(0)
+        let fresh: Vec<&Topic<'a>> = topics
+            .iter()
+            .filter(|(topic, _)| offsets(&committed, topic).next().is_none())
+            .collect();
+        if fresh.is_empty() {
+            return Ok(Vec::new());
         }
+        // In the protocol, the beginning and the end are special timestamps.
+        let first = all_at(client, &fresh, Offset::Beginning)?;
+        let end = all_at(client, &fresh, Offset::End)?;
+        let counts = fresh.into_iter().map(|(topic, _)| {
+            let messages = offsets(&end, topic).sum::<i64>() - offsets(&first, topic).sum::<i64>();
+            (*topic, messages)
+        });
+        Ok(counts.collect())
     }))
 }
 
-/// Returns the sum of the first or the last offsets of these partitions.
-fn sum_at(
+/// Returns the first or the last offsets of these topics.
+fn all_at(
     client: &InquiryClient,
-    topic: &str,
-    partitions: &[i32],
+    topics: &[&Topic<'_>],
     which: Offset,
-) -> Result<i64, KafkaError> {
-    let asked = list(topic, partitions, which)?;
-    let found = client.offsets_for_times(asked, ANSWER_TIMEOUT)?;
-    Ok(offsets(&found).into_iter().sum())
+) -> Result<TopicPartitionList, KafkaError> {
+    let mut asked = TopicPartitionList::new();
+    for (topic, partitions) in topics {
+        for partition in partitions {
+            asked.add_partition(topic, *partition).set_offset(which)?;
+        }
+    }
+    client.offsets_for_times(asked, ANSWER_TIMEOUT)
 }
 
-fn offsets(found: &TopicPartitionList) -> Vec<i64> {
-    let elements = found.elements();
-    elements
+/// Returns the offsets of a topic's partitions that have one.
+fn offsets(found: &TopicPartitionList, topic: &str) -> impl Iterator<Item = i64> {
+    let elements = found.elements_for_topic(topic);
+    let offsets: Vec<i64> = elements
         .iter()
         .filter_map(|element| match element.offset() {
             Offset::Offset(offset) => Some(offset),
             _ => None,
         })
-        .collect()
-}
-
-fn list(topic: &str, partitions: &[i32], offset: Offset) -> Result<TopicPartitionList, KafkaError> {
-    let mut list = TopicPartitionList::with_capacity(partitions.len());
-    for partition in partitions {
-        list.add_partition(topic, *partition).set_offset(offset)?;
-    }
-    Ok(list)
+        .collect();
+    offsets.into_iter()
 }

@@ -427,7 +427,12 @@ pub const CATALOGUE: &[Metric] = &[
         CONSUMER,
         "how often a process that has ended was started again, since oncegate was started",
     ),
-    Metric::gauge("lag", PARTITION, "messages that are not finished, the broker's included"),
+    Metric::gauge(
+        "lag",
+        PARTITION,
+        "messages that are not finished, the broker's included, and those behind an open transaction, \
+         which no consumer gets before it ends",
+    ),
     Metric::gauge(
         "oldest_incomplete_age_seconds",
         PARTITION,
