@@ -112,7 +112,10 @@ pub(crate) struct Sqs {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(
     not(feature = "s3"),
-    expect(dead_code, reason = "a build without S3 refuses the setting, and reads it before")
+    expect(
+        dead_code,
+        reason = "a build without S3 refuses the setting, and reads it before"
+    )
 )]
 pub(crate) struct S3Payloads {
     /// The buckets that may be read from; a pointer to another one is bad input.

@@ -34,9 +34,7 @@ pub(crate) fn of(settings: &Settings, client: &InquiryClient) -> Result<Vec<Stri
         .map(String::as_str)
         .zip(parts)
         .collect();
-    let counts = unread(client, &topics)?
-        .map_err(|error| SourceError::caused("the offsets of the topics cannot be read", error))?;
-    Ok(counts
+    Ok(unread(client, &topics)?
         .into_iter()
         .filter(|(_, messages)| *messages > 0)
         .map(|(topic, messages)| {
@@ -57,31 +55,33 @@ type Topic<'a> = (&'a str, Vec<i32>);
 fn unread<'a>(
     client: &InquiryClient,
     topics: &[Topic<'a>],
-) -> Result<Result<Vec<(&'a str, i64)>, KafkaError>, SourceError> {
+) -> Result<Vec<(&'a str, i64)>, SourceError> {
     let mut asked = TopicPartitionList::new();
     for (topic, partitions) in topics {
         for partition in partitions {
             asked.add_partition(topic, *partition);
         }
     }
-    let committed = inquiry::committed_offsets(client, &asked, ANSWER_TIMEOUT)?;
-    Ok(committed.and_then(|committed| {
-        let fresh: Vec<&Topic<'a>> = topics
-            .iter()
-            .filter(|(topic, _)| offsets(&committed, topic).next().is_none())
-            .collect();
-        if fresh.is_empty() {
-            return Ok(Vec::new());
-        }
-        // In the protocol, the beginning and the end are special timestamps.
-        let first = all_at(client, &fresh, Offset::Beginning)?;
-        let end = all_at(client, &fresh, Offset::End)?;
-        let counts = fresh.into_iter().map(|(topic, _)| {
-            let messages = offsets(&end, topic).sum::<i64>() - offsets(&first, topic).sum::<i64>();
-            (*topic, messages)
-        });
-        Ok(counts.collect())
-    }))
+    let committed = inquiry::committed_offsets(client, &asked, ANSWER_TIMEOUT)?.map_err(failed)?;
+    let fresh: Vec<&Topic<'a>> = topics
+        .iter()
+        .filter(|(topic, _)| offsets(&committed, topic).next().is_none())
+        .collect();
+    if fresh.is_empty() {
+        return Ok(Vec::new());
+    }
+    // In the protocol, the beginning and the end are special timestamps.
+    let first = all_at(client, &fresh, Offset::Beginning).map_err(failed)?;
+    let end = all_at(client, &fresh, Offset::End).map_err(failed)?;
+    let counts = fresh.into_iter().map(|(topic, _)| {
+        let messages = offsets(&end, topic).sum::<i64>() - offsets(&first, topic).sum::<i64>();
+        (*topic, messages)
+    });
+    Ok(counts.collect())
+}
+
+fn failed(error: KafkaError) -> SourceError {
+    SourceError::caused("the offsets of the topics cannot be read", error)
 }
 
 /// Returns the first or the last offsets of these topics.
