@@ -41,10 +41,10 @@ pub(super) const ROWS: [Row; 8] = [
         oncegate_micros_at_most: Some(60.0),
         worker_micros_at_most: Some(80.0),
         // `oncegate init` writes two processes.
-        ..row("function", python("function.py", "1 0", "2"))
+        ..row("function", python("function.py", "1 16", "2"))
     },
-    row("function, ahead 16", python("function.py", "1 16", "2")),
-    row("function, 4 processes", python("function.py", "1 0", "4")),
+    row("function, none ahead", python("function.py", "1 0", "2")),
+    row("function, 4 processes", python("function.py", "1 16", "4")),
     row("16 threads", python("function.py", "16 0", "2")),
     Row {
         oncegate_micros_at_most: Some(30.0),

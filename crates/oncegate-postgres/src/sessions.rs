@@ -2,13 +2,16 @@
 //!
 //! These rows must survive a process, not the server, so their commits do not wait for the disk.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use deadpool_postgres::Object;
 use oncegate_core::record::whole_millis;
 use oncegate_core::store::StoreError;
-use oncegate_runtime::transactional::{FORGOTTEN_AFTER, NewList, SessionId, Sessions};
+use oncegate_runtime::transactional::{
+    FORGOTTEN_AFTER, ListId, NewList, SessionId, Sessions, SilentList,
+};
 use tokio_postgres::Error;
 
 use super::PostgresStore;
@@ -49,8 +52,10 @@ WHERE scope = $1 AND s.list = 0 \
 AND s.beaten_at_ms < floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - $2 FOR UPDATE OF l SKIP LOCKED)";
 
 const SUSPECTS: &str = "\
-SELECT l.digests FROM oncegate_sessions AS l JOIN oncegate_sessions AS s USING (scope, session) \
-WHERE scope = $1 AND session <> $2 AND l.list > 0 AND s.list = 0 \
+SELECT l.session, l.list, CASE WHEN k.session IS NULL THEN l.digests END \
+FROM oncegate_sessions AS l JOIN oncegate_sessions AS s ON s.scope = l.scope AND s.session = l.session \
+LEFT JOIN unnest($4::bigint[], $5::bigint[]) AS k(session, list) ON k.session = l.session AND k.list = l.list \
+WHERE l.scope = $1 AND l.session <> $2 AND l.list > 0 AND s.list = 0 \
 AND s.beaten_at_ms <= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - $3";
 
 const END: &str = "DELETE FROM oncegate_sessions WHERE scope = $1 AND session = $2";
@@ -69,15 +74,17 @@ impl Sessions for PostgresStore {
             .await
     }
 
-    async fn beat(&self, session: SessionId, silent_for: Duration) -> Result<Vec<i64>, StoreError> {
+    async fn beat(
+        &self,
+        session: SessionId,
+        silent_for: Duration,
+        known: BTreeSet<ListId>,
+    ) -> Result<Vec<SilentList>, StoreError> {
         self.inner
             .link
             .run(move |client| async move {
-                let suspects = beat(&client, &session, silent_for).await;
-                (
-                    client,
-                    suspects.map_err(|error| errors::not_executed(&error)),
-                )
+                let silent = beat(&client, &session, silent_for, &known).await;
+                (client, silent.map_err(|error| errors::not_executed(&error)))
             })
             .await
     }
@@ -129,7 +136,8 @@ async fn beat(
     client: &Object,
     session: &SessionId,
     silent_for: Duration,
-) -> Result<Vec<i64>, Error> {
+    known: &BTreeSet<ListId>,
+) -> Result<Vec<SilentList>, Error> {
     let scope = session.scope.as_str();
     let number = session.number;
     client.batch_execute(BEGIN).await?;
@@ -137,14 +145,21 @@ async fn beat(
     client
         .execute(FORGET, &[&scope, &millis(FORGOTTEN_AFTER)])
         .await?;
+    let (sessions, lists): (Vec<i64>, Vec<i64>) =
+        known.iter().map(|id| (id.session, id.list)).unzip();
+    let silent_for = millis(silent_for);
     let rows = client
-        .query(SUSPECTS, &[&scope, &number, &millis(silent_for)])
+        .query(SUSPECTS, &[&scope, &number, &silent_for, &sessions, &lists])
         .await?;
     client.batch_execute("COMMIT").await?;
-    Ok(rows
-        .iter()
-        .flat_map(|row| row.get::<_, Vec<i64>>(0))
-        .collect())
+    let silent = rows.iter().map(|row| SilentList {
+        id: ListId {
+            session: row.get(0),
+            list: row.get(1),
+        },
+        digests: row.get(2),
+    });
+    Ok(silent.collect())
 }
 
 fn millis(time: Duration) -> i64 {

@@ -22,6 +22,7 @@
 //! - A commit without an answer may still happen. A claim of the key waits for it, and the tag of
 //!   the record then shows which attempt has completed it.
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
@@ -346,13 +347,19 @@ pub trait Sessions: Send + Sync + fmt::Debug {
     /// The database did not answer: start none of these messages.
     async fn add(&self, list: NewList) -> Result<(), StoreError>;
 
-    /// Notes that the session is alive, and returns the digests in the lists of the scope's other
-    /// sessions that have not done so for longer than `silent_for`. Sessions that have been silent
-    /// for longer than [`FORGOTTEN_AFTER`] are removed.
+    /// Notes that the session is alive, and returns the lists of the scope's other sessions that
+    /// have not done so for longer than `silent_for`. A list never changes, so those that are
+    /// `known` come without their digests. Sessions that have been silent for longer than
+    /// [`FORGOTTEN_AFTER`] are removed.
     ///
     /// # Errors
     /// The database did not answer.
-    async fn beat(&self, session: SessionId, silent_for: Duration) -> Result<Vec<i64>, StoreError>;
+    async fn beat(
+        &self,
+        session: SessionId,
+        silent_for: Duration,
+        known: BTreeSet<ListId>,
+    ) -> Result<Vec<SilentList>, StoreError>;
 
     /// Removes the session and its lists: the process has ended its handlers.
     ///
@@ -372,6 +379,24 @@ pub struct SessionId {
     pub scope: Scope,
     /// Random, so that no two sessions share it.
     pub number: i64,
+}
+
+/// The name of a list in its scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ListId {
+    /// The number of its session.
+    pub session: i64,
+    /// The number of the list in its session, from 1.
+    pub list: i64,
+}
+
+/// A list of a session that is silent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SilentList {
+    /// The name.
+    pub id: ListId,
+    /// The digests of its keys; `None` if it was known.
+    pub digests: Option<Vec<i64>>,
 }
 
 /// A list to be added to a session.

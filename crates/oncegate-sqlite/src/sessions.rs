@@ -1,11 +1,14 @@
 //! The messages that each process has received and not finished, as rows of short digests.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate_core::record::whole_millis;
 use oncegate_core::store::StoreError;
-use oncegate_runtime::transactional::{FORGOTTEN_AFTER, NewList, SessionId, Sessions};
+use oncegate_runtime::transactional::{
+    FORGOTTEN_AFTER, ListId, NewList, SessionId, Sessions, SilentList,
+};
 use rusqlite::{Connection, params};
 
 use super::SqliteStore;
@@ -61,10 +64,15 @@ impl Sessions for SqliteStore {
         add.await
     }
 
-    async fn beat(&self, session: SessionId, silent_for: Duration) -> Result<Vec<i64>, StoreError> {
+    async fn beat(
+        &self,
+        session: SessionId,
+        silent_for: Duration,
+        known: BTreeSet<ListId>,
+    ) -> Result<Vec<SilentList>, StoreError> {
         self.inner
             .writer
-            .ask(move |connection| beat(connection, &session, silent_for))
+            .ask(move |connection| beat(connection, &session, silent_for, &known))
             .await
     }
 
@@ -86,7 +94,8 @@ fn beat(
     connection: &Connection,
     session: &SessionId,
     silent_for: Duration,
-) -> rusqlite::Result<Vec<i64>> {
+    known: &BTreeSet<ListId>,
+) -> rusqlite::Result<Vec<SilentList>> {
     let scope = session.scope.as_str();
     let number = session.number;
     connection.execute_batch(TABLE)?;
@@ -96,24 +105,40 @@ fn beat(
     let forget = format!("DELETE FROM oncegate_sessions WHERE {}", silent("?2"));
     connection.execute(&forget, (scope, millis(FORGOTTEN_AFTER)))?;
     let select = format!(
-        "SELECT digests FROM oncegate_sessions WHERE session <> ?2 AND list > 0 AND {}",
+        "SELECT session, list FROM oncegate_sessions WHERE session <> ?2 AND list > 0 AND {}",
         silent("?3")
     );
     let mut select = connection.prepare(&select)?;
-    let lists = select.query_map((scope, number, millis(silent_for)), |row| {
-        row.get::<_, Vec<u8>>(0)
+    let ids = select.query_map((scope, number, millis(silent_for)), |row| {
+        Ok(ListId {
+            session: row.get(0)?,
+            list: row.get(1)?,
+        })
     })?;
-    let mut suspects = Vec::new();
-    for list in lists {
-        suspects.extend(
-            list?
-                .as_chunks::<8>()
-                .0
-                .iter()
-                .map(|digest| i64::from_be_bytes(*digest)),
-        );
+    let mut read = connection.prepare(
+        "SELECT digests FROM oncegate_sessions WHERE scope = ?1 AND session = ?2 AND list = ?3",
+    )?;
+    let mut silent = Vec::new();
+    for id in ids {
+        let id = id?;
+        let digests = if known.contains(&id) {
+            None
+        } else {
+            let bytes: Vec<u8> = read.query_row((scope, id.session, id.list), |row| row.get(0))?;
+            Some(numbers(&bytes))
+        };
+        silent.push(SilentList { id, digests });
     }
-    Ok(suspects)
+    Ok(silent)
+}
+
+/// Returns the digests of a row.
+fn numbers(bytes: &[u8]) -> Vec<i64> {
+    let digests = bytes.as_chunks::<8>().0;
+    digests
+        .iter()
+        .map(|digest| i64::from_be_bytes(*digest))
+        .collect()
 }
 
 /// The condition for rows of sessions that have been silent for longer than `than`.

@@ -396,3 +396,32 @@ async fn the_check_says_what_weakens_the_promise() {
         .unwrap();
     assert_eq!(of_settings(&weak.check().await.unwrap()), 1);
 }
+
+/// Without that, the next transaction of a handler, and the one after it, take the lock between two
+/// tries of the thread that writes heartbeats.
+// invariant: neighbour-held-up
+#[tokio::test(flavor = "multi_thread")]
+async fn transactions_let_what_is_written_beside_them_through() {
+    let bench = SqliteBench::new().await;
+    let transactions = bench.store.transactions();
+    for round in 0..20 {
+        let held = transactions.transaction().await.unwrap();
+        held.execute_batch("BEGIN IMMEDIATE").unwrap();
+        let store = Arc::clone(&bench.store);
+        let claimed =
+            tokio::spawn(async move { store.execute_one(claim(&round.to_string(), 7)).await });
+        let mut waits = bench.store.inner.writer.waits.clone();
+        drop(waits.wait_for(|waits| *waits).await);
+        let next = transactions.clone();
+        let next = tokio::spawn(async move {
+            let next = next.transaction().await.unwrap();
+            next.query_row("SELECT count(*) FROM records", [], |row| {
+                row.get::<_, i32>(0)
+            })
+            .unwrap()
+        });
+        drop(held);
+        assert_eq!(next.await.unwrap(), round + 1, "the claim was first");
+        claimed.await.unwrap().unwrap();
+    }
+}

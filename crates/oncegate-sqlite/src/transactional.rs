@@ -86,9 +86,11 @@ impl SqliteTransactions {
     }
 
     /// Waits for the turn of this process, and opens a connection.
-    async fn transaction(&self) -> Result<SqliteTransaction, StoreError> {
+    pub(super) async fn transaction(&self) -> Result<SqliteTransaction, StoreError> {
         let turn = Arc::clone(&self.turn).acquire_owned().await;
         let turn = turn.map_err(|_| StoreError::unavailable("the store was closed"))?;
+        let inner = &self.store.inner;
+        inner.writer.let_through(inner.settings.busy_timeout).await;
         Ok(SqliteTransaction {
             effects: Some(self.connection()?),
             _turn: turn,

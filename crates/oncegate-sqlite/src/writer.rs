@@ -12,7 +12,7 @@ use oncegate_core::record::StoreTime;
 use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Command, StoreError};
 use rusqlite::{Connection, ErrorCode};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use self::transactions::Transactions;
 use super::errors::{self, Trouble};
@@ -135,17 +135,20 @@ impl Job for WriteJob {
 pub(super) struct Writer {
     worker: Worker<WriteJob>,
     counters: Arc<Counters>,
+    /// `true` while the thread waits for the file's lock.
+    pub(super) waits: watch::Receiver<bool>,
 }
 
 impl Writer {
     pub(super) async fn start(settings: Settings) -> Result<Self, StoreError> {
         let counters = Arc::new(Counters::default());
         let count = Arc::clone(&counters);
+        let (waiting, waits) = watch::channel(false);
         let worker = Worker::start(
             "oncegate-sqlite-write",
             move || {
                 Ok(WriterThread {
-                    transactions: Transactions::open(&settings)?,
+                    transactions: Transactions::open(&settings, waiting)?,
                     expected: 0,
                     claimed: Claimed::default(),
                     counters: count,
@@ -154,7 +157,19 @@ impl Writer {
             WriterThread::run,
         );
         let worker = worker.await?;
-        Ok(Self { worker, counters })
+        Ok(Self {
+            worker,
+            counters,
+            waits,
+        })
+    }
+
+    /// Waits until this thread does not wait for the file's lock any more, or for so long. Another
+    /// transaction of this process that begins at once when one has ended, and the next one after
+    /// it, would leave it none: it asks for the lock at intervals. Heartbeats would starve.
+    pub(super) async fn let_through(&self, most: Duration) {
+        let mut waits = self.waits.clone();
+        drop(tokio::time::timeout(most, waits.wait_for(|waits| !*waits)).await);
     }
 
     /// Queues commands. Returns them with their answers when they are committed.

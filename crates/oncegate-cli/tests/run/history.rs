@@ -41,7 +41,7 @@ fn answered(stage: &Stage, answer: &str) -> (Option<i32>, String) {
 
 // invariant: withheld-unseen
 #[tokio::test(flavor = "multi_thread")]
-async fn on_a_terminal_a_new_group_begins_with_the_history_if_one_says_so() {
+async fn on_a_terminal_a_new_group_asks_before_the_history_runs() {
     let stage = Stage::with_orders(3).await;
     let (code, shown) = answered(&stage, "n\n");
     assert_eq!(code, Some(1), "{shown}");

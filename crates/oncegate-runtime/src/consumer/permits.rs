@@ -8,7 +8,7 @@ use super::pace::Pace;
 
 /// The permits of a consumer.
 #[derive(Debug)]
-pub(super) struct Permits {
+pub(super) struct PermitPool {
     running: Arc<Semaphore>,
     concurrency: u32,
     ahead: Arc<Semaphore>,
@@ -28,7 +28,7 @@ impl Permit {
     }
 }
 
-impl Permits {
+impl PermitPool {
     /// Makes so many for handlers of any kind, and so many besides for those that end at once.
     pub(super) fn new(concurrency: u32, most_ahead: u32) -> Self {
         Self {
@@ -85,8 +85,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_ends_at_once_has_more_permits_and_what_runs_alone_has_all() {
-        let permits = Permits::new(2, 3);
+    async fn what_ends_at_once_has_more_permits_and_one_alone_has_all() {
+        let permits = PermitPool::new(2, 3);
         let slow = Pace::new(1);
         slow.note_run(BOUND * 2);
         let quick = Pace::new(1);

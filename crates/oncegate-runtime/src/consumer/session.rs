@@ -14,7 +14,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::transactional::{NewList, SessionId, Sessions};
+use crate::transactional::{ListId, NewList, SessionId, Sessions, SilentList};
 
 /// The most digests of one list, so that a row stays small.
 const MOST_DIGESTS: usize = 4_096;
@@ -47,10 +47,23 @@ struct Received {
     unlisted: VecDeque<Option<i64>>,
     /// The lists, by the number of their last message.
     lists: BTreeMap<u64, List>,
-    /// The digests of other sessions that may have ended without a word.
+    /// The lists of other sessions that may have ended without a word.
+    silent: BTreeMap<ListId, Vec<i64>>,
+    /// The digests in them.
     suspects: HashSet<i64>,
     /// The time when the session last beat, and was told the suspects.
     beaten_at: Option<Instant>,
+}
+
+impl Received {
+    fn note_silent(&mut self, silent: Vec<SilentList>) {
+        let mut before = std::mem::take(&mut self.silent);
+        for SilentList { id, digests } in silent {
+            let digests = digests.or_else(|| before.remove(&id)).unwrap_or_default();
+            self.silent.insert(id, digests);
+        }
+        self.suspects = self.silent.values().flatten().copied().collect();
+    }
 }
 
 #[derive(Debug)]
@@ -118,9 +131,13 @@ impl Session {
         } else {
             SILENCE
         };
-        let suspects = self.sessions.beat(self.id.clone(), silent_for).await?;
+        let known = self.lock().silent.keys().copied().collect();
+        let silent = self
+            .sessions
+            .beat(self.id.clone(), silent_for, known)
+            .await?;
         let mut received = self.lock();
-        received.suspects = suspects.into_iter().collect();
+        received.note_silent(silent);
         received.beaten_at = Some(Instant::now());
         Ok(())
     }
@@ -260,6 +277,8 @@ impl Drop for SessionEntry {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+    use std::collections::BTreeSet;
+
     use async_trait::async_trait;
     use oncegate_core::key::Digest;
 
@@ -299,10 +318,24 @@ mod tests {
             Ok(())
         }
 
-        async fn beat(&self, _: SessionId, silent_for: Duration) -> Result<Vec<i64>, StoreError> {
+        async fn beat(
+            &self,
+            _: SessionId,
+            silent_for: Duration,
+            known: BTreeSet<ListId>,
+        ) -> Result<Vec<SilentList>, StoreError> {
             self.answer()?;
             self.silent_for.lock().push(silent_for);
-            Ok(self.suspects.lock().clone())
+            let suspects = self.suspects.lock();
+            let lists = suspects.iter().map(|digest| {
+                let id = ListId {
+                    session: *digest,
+                    list: 1,
+                };
+                let digests = (!known.contains(&id)).then(|| vec![*digest]);
+                SilentList { id, digests }
+            });
+            Ok(lists.collect())
         }
 
         async fn end(&self, _: SessionId) -> Result<(), StoreError> {
@@ -435,9 +468,13 @@ mod tests {
         // A process that started a moment ago may follow one that has just ended.
         assert_eq!(*written.silent_for.lock(), [Duration::ZERO]);
         tokio::time::advance(SILENCE * 2).await;
-        *written.suspects.lock() = vec![digest(8)];
-        assert!(!seven.list().await.unwrap() && eight.list().await.unwrap());
+        // The list of the first is known by now, and comes without its digests.
+        written.suspects.lock().push(digest(8));
+        assert!(seven.list().await.unwrap() && eight.list().await.unwrap());
         assert_eq!(*written.silent_for.lock(), [Duration::ZERO, SILENCE]);
+        tokio::time::advance(BEAT_INTERVAL).await;
+        written.suspects.lock().remove(0);
+        assert!(!seven.list().await.unwrap() && eight.list().await.unwrap());
     }
 
     // invariant: transactional-poison

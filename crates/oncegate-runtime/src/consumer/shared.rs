@@ -11,7 +11,7 @@ use super::dead_letter_limit::DeadLetterGuard;
 use super::erased::ErasedTransactional;
 use super::in_flight::InFlight;
 use super::pace::Pace;
-use super::permits::Permits;
+use super::permits::PermitPool;
 use super::quarantine::Quarantine;
 use super::retry_writes::RetryWrites;
 use super::session::Session;
@@ -105,7 +105,7 @@ pub(super) struct Shared {
     pub(super) dead_letters: Option<Arc<dyn DeadLetters>>,
     pub(super) observer: Arc<dyn Observer>,
     /// The permits: one for each handler that may run.
-    pub(super) permits: Permits,
+    pub(super) permits: PermitPool,
     /// The growing patience of messages that run alone.
     pub(super) quarantine: Quarantine,
     pub(super) dead_letter_guard: Mutex<DeadLetterGuard>,

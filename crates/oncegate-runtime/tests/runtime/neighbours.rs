@@ -10,7 +10,7 @@ use oncegate::consumer::Monitor;
 use oncegate::core::rules::{Operation, Reply};
 use oncegate::core::store::StoreWrapper;
 use oncegate::core::store::{Command, Store};
-use oncegate::{Attempt, Gate, Key, MemoryStore, Message};
+use oncegate::{Attempt, Failure, Gate, Key, MemoryStore, Message};
 use tokio::sync::watch;
 
 use super::list::List;
@@ -23,7 +23,7 @@ const WARM_UP: usize = 64;
 /// The permits: one for the first member, one for the others.
 const CONCURRENCY: usize = 2;
 /// A handler that waits for its neighbours goes on after this time, and the test fails.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How often it is tried to have all messages in one unit.
 const TRIES: u32 = 50;
@@ -191,4 +191,39 @@ async fn a_slow_handler_does_not_delay_its_unit() {
             assert!(tries <= TRIES, "{manner:?}: no unit had all messages");
         }
     }
+}
+
+/// Handlers that hold their threads are claimed one by one, each when a thread can begin it. The
+/// one that is claimed next must not be left to a thread that is held.
+// invariant: neighbour-held-up
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_claimed_next_waits_for_no_thread_that_is_held() {
+    let bench = Bench::of((1_000..1_008).map(|id| ("", format!(r#"{{"id":{id}}}"#))));
+    let (others_have_ended, ended) = mpsc::channel::<()>();
+    let ended = Arc::new(Mutex::new(ended));
+    let others_wait = Arc::new(AtomicBool::new(false));
+    let noted = Arc::clone(&others_wait);
+    let handler = move |message: Message, _: Attempt| {
+        if message.payload() == br#"{"id":0}"# {
+            let waited = ended.lock().unwrap().recv_timeout(PATIENCE);
+            noted.store(waited.is_err(), SeqCst);
+        } else {
+            // The fault itself: its thread is held.
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::future::ready(Ok::<(), Failure>(()))
+    };
+    let consumer = bench.consumer(handler).concurrency(64);
+    let list = Arc::clone(&bench.list);
+    let stop = async move {
+        list.until_acked(8).await;
+        for (_, payload) in numbered(MEMBERS) {
+            list.push("orders", "", payload);
+        }
+        list.until_acked(8 + MEMBERS - 1).await;
+        _ = others_have_ended.send(());
+        list.until_acked(8 + MEMBERS).await;
+    };
+    consumer.run_until(stop).await.unwrap();
+    assert!(!others_wait.load(SeqCst), "one has waited for the first");
 }

@@ -2,7 +2,7 @@
 //! statements that cross others, commits without an answer, and the lists of what each worker has
 //! received.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,8 @@ use oncegate::Completing;
 use oncegate::core::key::{Scope, StoreKey};
 use oncegate::core::store::{Command, Store as _, StoreError};
 use oncegate::transactional::{
-    BatchBegun, Begun, CommitError, Excuse, Ground, NewList, SessionId, Sessions, Transactions,
+    BatchBegun, Begun, CommitError, Excuse, Ground, ListId, NewList, SessionId, Sessions,
+    SilentList, Transactions,
 };
 use tokio::time::{Instant, sleep};
 
@@ -329,15 +330,33 @@ impl Sessions for TillSessions {
         })
     }
 
-    async fn beat(&self, session: SessionId, silent_for: Duration) -> Result<Vec<i64>, StoreError> {
+    async fn beat(
+        &self,
+        session: SessionId,
+        silent_for: Duration,
+        known: BTreeSet<ListId>,
+    ) -> Result<Vec<SilentList>, StoreError> {
         sleep(self.0.latency()).await;
         self.answer(&session, |listed| listed.beaten_at = Instant::now())?;
         let lists = self.0.lists.lock().unwrap();
         let silent = lists.iter().filter(|(number, listed)| {
             **number != session.number && listed.beaten_at.elapsed() >= silent_for
         });
-        Ok(silent
-            .flat_map(|(_, listed)| listed.digests.values().flatten().copied())
+        let lists = silent.flat_map(|(session, listed)| {
+            let session = *session;
+            listed.digests.iter().map(move |(list, digests)| {
+                let id = ListId {
+                    session,
+                    list: *list,
+                };
+                (id, digests)
+            })
+        });
+        Ok(lists
+            .map(|(id, digests)| SilentList {
+                id,
+                digests: (!known.contains(&id)).then(|| digests.clone()),
+            })
             .collect())
     }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use oncegate_core::record::StoreTime;
 use oncegate_core::store::StoreError;
 use rusqlite::Connection;
+use tokio::sync::watch;
 
 use crate::file::{self, Settings};
 use crate::log::LogWatch;
@@ -17,6 +18,8 @@ pub(super) struct Transactions {
     place: OpenedFile,
     log: LogWatch,
     busy_timeout: Duration,
+    /// `true` while a transaction of this thread waits for the file's lock.
+    waits: watch::Sender<bool>,
     /// The duration of the last commit, with its sync of the disk: a wait up to this time for more
     /// commands pays.
     pub(super) last_commit: Duration,
@@ -24,12 +27,16 @@ pub(super) struct Transactions {
 
 impl Transactions {
     /// Opens the file of these settings.
-    pub(super) fn open(settings: &Settings) -> Result<Self, StoreError> {
+    pub(super) fn open(
+        settings: &Settings,
+        waits: watch::Sender<bool>,
+    ) -> Result<Self, StoreError> {
         Ok(Self {
             connection: file::open(settings)?,
             place: OpenedFile::of(&settings.path),
             log: LogWatch::of(&settings.path),
             busy_timeout: settings.busy_timeout,
+            waits,
             last_commit: Duration::ZERO,
         })
     }
@@ -49,8 +56,12 @@ impl Transactions {
                 // An error is ignored: if the rollback failed, the next BEGIN is refused.
                 let _ = connection.execute_batch("ROLLBACK");
             }
+            if settled.as_ref().is_err_and(errors::is_busy) {
+                self.waits.send_replace(true);
+            }
             settled
         });
+        self.waits.send_if_modified(std::mem::take);
         if let Some(since) = committing_since {
             self.last_commit = since.elapsed();
             self.log.look(&self.connection);

@@ -17,7 +17,7 @@ use crate::consumer::dead_letter_limit::DeadLetterGuard;
 use crate::consumer::error::ConsumerError;
 use crate::consumer::in_flight::InFlight;
 use crate::consumer::pace::Pace;
-use crate::consumer::permits::Permits;
+use crate::consumer::permits::PermitPool;
 use crate::consumer::quarantine::Quarantine;
 use crate::consumer::route_handler::RouteHandler;
 use crate::consumer::settings::ConsumerSettings;
@@ -76,7 +76,7 @@ impl Consumer {
             routes,
             dead_letters: self.dead_letters.take(),
             observer: Arc::clone(&self.observer),
-            permits: Permits::new(self.settings.concurrency, self.ahead),
+            permits: PermitPool::new(self.settings.concurrency, self.ahead),
             quarantine: Quarantine::default(),
             dead_letter_guard: Mutex::new(DeadLetterGuard::new(
                 self.settings.dead_letter_limit,

@@ -345,7 +345,11 @@ enum Called {
 
 /// Calls the handler with this message alone, and polls it once.
 fn call(mut granted: Granted, began: Instant) -> Called {
-    granted.member.item.turn = None;
+    if granted.member.item.turn.take().is_some() {
+        // This wakes the unit that claims next. The task that a thread has woken last waits for
+        // that thread, and no other one can take it.
+        tokio::spawn(std::future::ready(()));
+    }
     granted.lease.begin_run(began);
     let item = &granted.member.item;
     let gate = &item.route.gate;
