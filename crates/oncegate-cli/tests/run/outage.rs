@@ -8,7 +8,7 @@ use oncegate_testkit::{unique, until};
 use super::raw::{Answer, Asked, RawWorker};
 use super::{LIMIT, Stage};
 
-/// What a worker adds to a 503 of its own: it has done nothing.
+/// The header that a worker adds to a 503 of its own: it has done nothing.
 const OWN: &str = "oncegate-outcome: retry\r\n";
 
 /// Two attempts each would be used up in a moment, and the topic with them.

@@ -326,10 +326,11 @@ impl Lease {
         }
     }
 
-    /// Ends the lease of a run that this process has thrown away: it took too long, or a stop or a
-    /// rebalance did not wait for it. Its effect may have happened, so the next attempt is flagged
-    /// as recovered, and what it has begun may go on, so no other owner can claim the key before
-    /// the lease would have been over. The attempt counts if it took too long.
+    /// Ends the lease of a run that this process has thrown away, because it took too long or a
+    /// stop did not wait for it, or whose outcome is unknown while its handler is paused. Its
+    /// effect may have happened, so the next attempt is flagged as recovered, and what it has begun
+    /// may go on, so no other owner can claim the key before the lease would have been over. The
+    /// attempt counts if it took too long.
     ///
     /// It is tried once; if the store does not answer, the gate continues in the background. If
     /// this process ends before, the lease lapses, and the next attempt is counted as one after a

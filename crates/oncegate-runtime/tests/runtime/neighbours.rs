@@ -25,7 +25,7 @@ const CONCURRENCY: usize = 2;
 /// A handler that waits for its neighbours goes on after this time, and the test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often it is tried to have all messages in one unit.
+/// The most tries to have all messages in one unit.
 const TRIES: u32 = 50;
 
 /// What the first member does until all others are acknowledged.
