@@ -85,6 +85,11 @@ impl Object {
         self.last_within
     }
 
+    /// The places where the objects and arrays begin that are still open, the outermost first.
+    pub(super) fn open_from(&self) -> impl Iterator<Item = usize> {
+        self.open.iter().map(|open| open.begin)
+    }
+
     /// Reads the next byte.
     pub(super) fn step(&mut self, byte: u8) -> Step {
         if self.state == State::Scalar {

@@ -375,14 +375,24 @@ impl Begun {
         let Some((begin, end)) = self.extent.last_within() else {
             return false;
         };
-        let before = self.text.get(..begin).unwrap_or_default();
         let within = self.text.get(begin..end).unwrap_or_default();
         let behind = self.text.get(end..).unwrap_or_default();
-        // The result of an answer whose rest is still to come is none.
-        !contains(before, b"\"result\"")
-            && is_blank(behind)
+        // The result of an answer whose rest is still to come is none. All that is open holds the
+        // object, because only blanks are behind it.
+        let mut around = self.extent.open_from().chain([begin]);
+        is_blank(behind)
+            && !around.any(|place| self.is_result_at(place))
             && contains(within, b"outcome")
             && matches!(ObjectKind::of(within), ObjectKind::Answer(answer) if known(&answer.id))
+    }
+
+    /// Returns whether the value that begins at this place is named `result`.
+    fn is_result_at(&self, place: usize) -> bool {
+        let before = self.text.get(..place).unwrap_or_default();
+        before
+            .trim_ascii_end()
+            .strip_suffix(b":")
+            .is_some_and(|name| name.trim_ascii_end().ends_with(b"\"result\""))
     }
 }
 

@@ -162,6 +162,29 @@ fn a_result_is_no_answer() {
 }
 
 #[test]
+fn the_result_of_another_answer_hides_none_behind_it() {
+    let with_result = r#"{"id":"481516234203","outcome":"complete","result":{"n":[1]}}"#;
+    let open = format!(r#"{{"a":{{"result":1,"b":[{with_result},{ONE}"#);
+    for end in ["", "\n"] {
+        let found: Vec<String> = Finder::default()
+            .take(format!("{open}{end}").as_bytes(), &known)
+            .into_iter()
+            .map(short)
+            .collect();
+        let answers: Vec<&str> = found.iter().map(String::as_str).take(2).collect();
+        assert_eq!(answers, ["1=03", "1=01"], "{open}{end:?}");
+    }
+    // While the rest of an answer is still to come, its result is none.
+    for begun in [
+        format!(r#"{{"result":{ONE}"#),
+        format!(r#"{{"result" : [{{"n":1}},{{"charge":{ONE}"#),
+    ] {
+        let found = Finder::default().take(begun.as_bytes(), &known);
+        assert!(found.is_empty(), "{begun}: {found:?}");
+    }
+}
+
+#[test]
 fn what_looks_like_an_answer_to_another_is_told_from_noise() {
     // By itself it is meant as an answer; in other text it is a log's.
     check("{\"id\":\"7\",\"outcome\":\"complete\"}\n", &["1=7"]);
