@@ -98,8 +98,8 @@ struct LossState {
     /// The reason why no claim is granted.
     halt: Option<Arc<str>>,
     lost_at: Option<SystemTime>,
-    /// A loss that could not be written to the store yet.
-    unwritten: Option<Loss>,
+    /// The losses that are not written to the store yet. Each is written, or withdrawn, by itself.
+    unwritten: Vec<Loss>,
     /// The last loss that the store itself has reported.
     reported: Option<SystemTime>,
     /// The broker's position when it contradicted the store: kept at the broker until the loss is
@@ -152,7 +152,7 @@ impl LossWatch {
                 ..known
             },
             halt: None,
-            unwritten: None,
+            unwritten: Vec::new(),
             reported: settled,
             evidence: None,
             looks: 0,
@@ -261,11 +261,9 @@ impl LossWatch {
         } else {
             "the consumer group has committed offsets with another store, or before this one was emptied"
         };
-        self.lost(
-            known.epoch,
-            Loss::new(reason, epochs, Evidence::Positions(ahead)),
-        )
-        .await;
+        let evidence = Evidence::Positions(ahead);
+        self.lost(Loss::new(known.epoch, reason, epochs, evidence))
+            .await;
         Ok(())
     }
 
@@ -288,13 +286,13 @@ impl LossWatch {
 
     async fn try_look(&self) -> Result<(), StoreError> {
         // A known loss is written first: until then, other processes grant claims.
-        let unwritten = self.lock().unwritten.clone();
+        let unwritten = self.lock().unwritten.first().cloned();
         if let Some(loss) = unwritten {
             return self.write(&loss).await.map(drop);
         }
         if let Some(told) = self.store.loss().filter(|loss| self.is_news(loss.at)) {
             let epoch = self.lock().known.epoch;
-            self.lost(epoch, Loss::new(&told.reason, Vec::new(), Evidence::Told))
+            self.lost(Loss::new(epoch, &told.reason, Vec::new(), Evidence::Told))
                 .await;
             return Ok(());
         }
@@ -309,7 +307,9 @@ impl LossWatch {
                 Ok(held) => match self.take(changes, held) {
                     Taken::Overtaken => continue,
                     Taken::Halted => None,
-                    Taken::Lost(why) => Some(Loss::new(why, Vec::new(), Evidence::Descriptor)),
+                    Taken::Lost(why) => {
+                        Some(Loss::new(epoch, why, Vec::new(), Evidence::Descriptor))
+                    }
                     Taken::Same(held, is_raised) => {
                         self.advance(*held, is_raised).await;
                         self.missing_record().await
@@ -317,13 +317,14 @@ impl LossWatch {
                     Taken::Accepted => self.missing_record().await,
                 },
                 Err(unreadable) => Some(Loss::new(
+                    epoch,
                     &unreadable.to_string(),
                     Vec::new(),
                     Evidence::Descriptor,
                 )),
             };
             if let Some(loss) = lost {
-                self.lost(epoch, loss).await;
+                self.lost(loss).await;
             }
             return Ok(());
         }

@@ -15,6 +15,8 @@ const SAME_LOSS_MS: u64 = 70_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::gate) struct Loss {
     pub(in crate::gate) at_ms: u64,
+    /// The epoch whose records it is about. Whoever accepts a loss begins the next one.
+    pub(in crate::gate) found_in: Epoch,
     pub(in crate::gate) reason: String,
     /// Epochs that the store no longer knows.
     pub(in crate::gate) epochs: Vec<Epoch>,
@@ -45,24 +47,35 @@ pub(super) enum Noticed {
 
 impl Loss {
     /// A loss that is noticed now.
-    pub(in crate::gate) fn new(reason: &str, epochs: Vec<Epoch>, evidence: Evidence) -> Self {
+    pub(in crate::gate) fn new(
+        found_in: Epoch,
+        reason: &str,
+        epochs: Vec<Epoch>,
+        evidence: Evidence,
+    ) -> Self {
         Self {
             at_ms: millis_of(SystemTime::now()),
+            found_in,
             reason: reason.to_owned(),
             epochs,
             evidence,
         }
     }
 
+    /// Returns whether both are the same, noticed at two times.
+    pub(in crate::gate) fn is_same(&self, other: &Self) -> bool {
+        Self {
+            at_ms: other.at_ms,
+            ..self.clone()
+        } == *other
+    }
+
     /// Returns whether the descriptor in the store has the loss: another process was faster, or an
     /// operator has accepted it already.
-    pub(in crate::gate) fn is_written_in(
-        &self,
-        held: &ScopeDescriptor,
-        known: &ScopeDescriptor,
-    ) -> bool {
+    pub(in crate::gate) fn is_written_in(&self, held: &ScopeDescriptor) -> bool {
         let halt = held.halt.as_ref();
-        let is_settled = halt.is_some() || (held.epoch != known.epoch && held.knows(known.epoch));
+        let is_settled =
+            halt.is_some() || (held.epoch != self.found_in && held.knows(self.found_in));
         is_settled
             && self.epochs.iter().all(|lost| {
                 held.knows(*lost) || halt.is_some_and(|halt| halt.lost_epochs.contains(lost))

@@ -49,6 +49,7 @@ impl LossWatch {
         };
         if shard_markers::is_one_missing(&*self.store, &self.scope, &known).await {
             return Some(Loss::new(
+                known.epoch,
                 "a shard of the store was emptied",
                 Vec::new(),
                 Evidence::Marker,
@@ -73,6 +74,7 @@ impl LossWatch {
             return None;
         }
         Some(Loss::new(
+            known.epoch,
             "a completed record is missing",
             Vec::new(),
             Evidence::Records(missing),

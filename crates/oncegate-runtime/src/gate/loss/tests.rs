@@ -252,6 +252,37 @@ async fn a_copy_that_lags_halts_only_while_it_answers() {
     assert!(!text(&store).await.contains("halt"));
 }
 
+// invariant: loss-undetected
+#[tokio::test]
+async fn a_loss_that_is_withdrawn_takes_no_other_along() {
+    let (store, watch) = watched().await;
+    let committed = completed(&watch).await;
+    let later = StorePosition {
+        sequence: committed.sequence + 1,
+        ..committed
+    };
+    let noted = |reason, evidence| Loss::new(committed.epoch, reason, Vec::new(), evidence);
+    // The broker knows of a later state, and that cannot be written yet.
+    store.is_away.store(true, Ordering::SeqCst);
+    watch
+        .lost(noted("it is older", Evidence::Positions(vec![later])))
+        .await;
+    store.is_away.store(false, Ordering::SeqCst);
+    // A copy that lags has answered another check, and answers no more.
+    watch
+        .lost(noted("it was put back", Evidence::Descriptor))
+        .await;
+    let refusal = watch
+        .refusal()
+        .expect("the first loss is as real as before");
+    assert!(refusal.to_string().contains("it is older"), "{refusal}");
+    watch.look().await;
+    assert!(
+        text(&store).await.contains("halt"),
+        "and every process obeys"
+    );
+}
+
 // invariant: run-after-loss
 #[tokio::test]
 async fn a_restored_store_whose_number_others_have_raised_stays_lost() {

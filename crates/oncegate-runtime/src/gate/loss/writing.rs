@@ -27,18 +27,20 @@ pub(super) enum Written {
 }
 
 impl LossWatch {
-    /// Records a loss that was found in `epoch`: halts this process if so configured, and writes
-    /// the loss to the store if another look shows it as well.
-    pub(super) async fn lost(&self, epoch: Epoch, loss: Loss) {
+    /// Records a loss: halts this process if so configured, and writes the loss to the store if
+    /// another look shows it as well.
+    pub(super) async fn lost(&self, loss: Loss) {
         {
             let mut state = self.lock();
-            if state.known.epoch != epoch {
+            if state.known.epoch != loss.found_in {
                 // Another check has adopted an accepted loss since the question: this one was about
                 // the records before.
                 return;
             }
             state.lost_at = Some(time_of(loss.at_ms));
-            state.unwritten = Some(loss.clone());
+            if !state.unwritten.iter().any(|noted| noted.is_same(&loss)) {
+                state.unwritten.push(loss.clone());
+            }
             if self.on_loss == OnStoreLoss::Halt {
                 state.halt = Some(halted(&self.scope, &loss.reason));
                 self.halted.store(true, Ordering::Release);
@@ -56,16 +58,16 @@ impl LossWatch {
         }
     }
 
-    /// Waits until a loss that this process has noticed is in the store, or is withdrawn. A process
+    /// Waits until each loss that this process has noticed is in the store, or is withdrawn. A process
     /// that stops before would take it along: the next one may find no evidence of its own.
     pub(in crate::gate) async fn losses_written(&self) {
         let mut failures = 0_u32;
         loop {
-            let Some(loss) = self.lock().unwritten.clone() else {
+            let Some(loss) = self.lock().unwritten.first().cloned() else {
                 return;
             };
             let Err(error) = self.write(&loss).await else {
-                return;
+                continue;
             };
             failures = failures.saturating_add(1);
             tracing::warn!(
@@ -86,8 +88,8 @@ impl LossWatch {
                 .as_deref()
                 .map(|held| ScopeDescriptor::parse(&self.scope, held))
                 .transpose()?;
-            if let Some(held) = held.clone().filter(|held| loss.is_written_in(held, &known)) {
-                self.settle(held);
+            if let Some(held) = held.clone().filter(|held| loss.is_written_in(held)) {
+                self.settle(loss, held);
                 return Ok(Written::Settled);
             }
             if !self.is_still_shown(loss, &known, held.as_ref()).await? {
@@ -98,7 +100,7 @@ impl LossWatch {
                 .then(|| Epoch::from_bits(self.entropy.bits()));
             let next = loss.written_into(held.as_ref(), &known, next_epoch);
             if self.replace(held.as_ref(), &next).await? {
-                self.settle(next);
+                self.settle(loss, next);
                 return Ok(Written::Settled);
             }
         }
@@ -108,9 +110,9 @@ impl LossWatch {
     }
 
     /// Takes over the descriptor that holds the loss which this process has noticed.
-    fn settle(&self, held: ScopeDescriptor) {
+    fn settle(&self, loss: &Loss, held: ScopeDescriptor) {
         let mut state = self.lock();
-        state.unwritten = None;
+        state.unwritten.retain(|noted| !noted.is_same(loss));
         self.adopt(state, held, Noticed::Here);
     }
 
@@ -140,15 +142,22 @@ impl LossWatch {
         }
     }
 
-    /// Takes back a loss that another look does not show.
+    /// Takes back a loss that another look does not show. Another one that is not written yet still
+    /// halts this process.
     fn withdraw(&self, loss: &Loss) {
         let mut state = self.lock();
-        state.unwritten = None;
-        state.evidence = None;
-        state.lost_at = state.known.lost_at_ms.map(time_of);
-        if state.known.halt.is_none() {
-            state.halt = None;
-            self.halted.store(false, Ordering::Release);
+        state.unwritten.retain(|noted| !noted.is_same(loss));
+        if matches!(loss.evidence, Evidence::Positions(_)) {
+            state.evidence = None;
+        }
+        let other = state.unwritten.first().cloned();
+        let lost_at_ms = other
+            .as_ref()
+            .map_or(state.known.lost_at_ms, |other| Some(other.at_ms));
+        state.lost_at = lost_at_ms.map(time_of);
+        if state.known.halt.is_none() && self.on_loss == OnStoreLoss::Halt {
+            state.halt = other.map(|other| halted(&self.scope, &other.reason));
+            self.halted.store(state.halt.is_some(), Ordering::Release);
         }
         tracing::warn!(
             scope = self.scope.as_str(),
