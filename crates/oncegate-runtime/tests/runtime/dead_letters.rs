@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
+use async_trait::async_trait;
 use oncegate::admin;
 use oncegate::consumer::{BadKeys, DeadLetterLimit, ReturnedLetters};
 use oncegate::core::key::Scope;
+use oncegate::dead_letters::{DeadLetter, DeadLetterRefused, DeadLetters};
 use oncegate::{
-    Attempt, Consumer, ConsumerError, Failure, FingerprintSpec, MemoryStore, Message, Origin,
+    Attempt, BoxError, Consumer, ConsumerError, Failure, FingerprintSpec, MemoryStore, Message,
+    Origin,
 };
 
 use super::list::{Letters, List, Listed};
@@ -230,6 +233,54 @@ async fn a_letter_that_must_not_run_is_written_back() {
     let bench = return_a_letter("runtime", ReturnedLetters::WriteBack).await;
     assert_eq!(bench.counters.get("handler_runs", "succeeded"), 0);
     assert_eq!(bench.letters.causes(), ["permanent", "not_handed_over"]);
+}
+
+/// Takes no dead letter.
+#[derive(Debug)]
+struct Full;
+
+#[async_trait]
+impl DeadLetters for Full {
+    async fn send(&self, _letter: &DeadLetter) -> Result<(), BoxError> {
+        Err(DeadLetterRefused::new("it is full").into())
+    }
+}
+
+/// Its process ends between its next failure and the letter of that: the attempts are used up.
+// invariant: redrive-that-loses
+#[tokio::test(start_paused = true)]
+async fn a_letter_that_failed_again_is_written_and_does_not_run() {
+    let runs = Arc::new(AtomicU32::new(0));
+    let handler = {
+        let runs = Arc::clone(&runs);
+        move |_: Message, _: Attempt| {
+            runs.fetch_add(1, SeqCst);
+            std::future::ready(Err::<(), _>(Failure::permanent("closed")))
+        }
+    };
+    let bench = Bench::of(numbered(0));
+    let letter = Message::new(
+        "orders",
+        Origin::Other("0".into()),
+        Some(numbered(1)[0].1.clone().into()),
+    );
+    let letter = letter.with_dead_letter_of("runtime");
+    bench.list.push_again(&letter);
+    let ends = bench.consumer(handler.clone()).dead_letters(Full);
+    ends.run_until(std::future::pending()).await.unwrap_err();
+
+    let bench = Bench {
+        list: List::of("orders", numbered(0)),
+        ..bench
+    };
+    bench.list.push_again(&letter);
+    let gate = bench.gate("runtime").simulated(8);
+    bench
+        .run(bench.consumer_behind(gate, handler), 1)
+        .await
+        .unwrap();
+    assert_eq!(runs.load(SeqCst), 1);
+    assert_eq!(bench.letters.causes(), ["not_handed_over"]);
 }
 
 #[tokio::test(start_paused = true)]

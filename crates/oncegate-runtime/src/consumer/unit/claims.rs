@@ -354,7 +354,12 @@ async fn not_granted(
             End::TAKEN_OVER
         }
         Ok(Claimed::Busy(retry_in)) => busy(shared, item, retry_in),
-        Ok(Claimed::Failed { reason, by, .. }) if returned_letter::is_own(item) => {
+        // Of a failure that is not handed over, the letter is missing, and this is one of before.
+        Ok(Claimed::Failed {
+            reason,
+            by,
+            handed_over: true,
+        }) if returned_letter::is_own(item) => {
             returned_letter::follow(shared, item, (reason, by)).await
         }
         Ok(Claimed::Failed {
