@@ -4,12 +4,12 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lapin::options::QueueDeclareOptions;
-use lapin::types::FieldTable;
+use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, ConnectionProperties};
 use tokio::time::timeout;
 
-use super::error::{AmqpError, Asked};
+use super::error::{AmqpError, Asked, CONSUMER_PRIORITY};
 use super::frames::SeenFrames;
 use super::headers::short;
 use super::settings::Connection;
@@ -93,6 +93,27 @@ pub(crate) async fn check_queue(channel: &Channel, queue: &str) -> Result<u32, A
     )
     .await?;
     Ok(found.message_count())
+}
+
+/// Checks that the queue exists and that this user may consume it, and takes no message: the broker
+/// looks at the right, and then refuses the consumer, whose priority is no number. The channel is
+/// closed then.
+pub(crate) async fn check_consume(channel: &Channel, queue: &str) -> Result<(), AmqpError> {
+    check_queue(channel, queue).await?;
+    let Some(name) = short(queue) else {
+        return Err(AmqpError::new("the queue's name is too long"));
+    };
+    let mut arguments = FieldTable::default();
+    arguments.insert(
+        CONSUMER_PRIORITY.into(),
+        AMQPValue::LongString("none".into()),
+    );
+    let options = BasicConsumeOptions::default();
+    let consumer = channel.basic_consume(name, "".into(), options, arguments);
+    match call(Asked::Messages(queue), consumer).await {
+        Err(error) if error.is_no_priority() => Ok(()),
+        tried => tried.map(drop),
+    }
 }
 
 /// Closes a channel, so that the broker has read everything that was sent by it. `false` when it

@@ -12,6 +12,7 @@ use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::message::{Message, Origin};
 use oncegate_runtime::observe::Counters;
 use oncegate_runtime::source::{AckHandle, Delivery, Source as _, SourceError};
+use tokio::time::{Instant, timeout};
 
 use super::AmqpSource;
 use super::convert::queue_of;
@@ -21,8 +22,11 @@ use super::publisher::Publisher;
 use super::queues;
 use super::settings::{Connection, check_name};
 
-/// The time in which not a byte of a message arrives, and after which the queue counts as read.
+/// The time in which not a byte of a message arrives, and after which the broker is asked whether
+/// messages wait. Without any, the queue is read.
 const QUIET: Duration = Duration::from_secs(3);
+/// The time for which messages may wait in the queue while none arrives.
+const WITHHELD_MOST: Duration = Duration::from_secs(60);
 /// The number of messages that are requested at a time.
 const RECEIVE_MOST: usize = 100;
 /// The most dead letters that are held: the largest prefetch of the protocol. The rest of a longer
@@ -145,14 +149,28 @@ impl DeadLetterReader for AmqpDeadLetterReader {
             return Ok(None);
         }
         // A timeout loses nothing: messages that arrive later are returned with the rest.
+        let mut quiet_since = Instant::now();
         let received = loop {
             let arrived = open.source.received_bytes();
             let receiving = open.source.receive(room.min(RECEIVE_MOST));
-            match tokio::time::timeout(QUIET, receiving).await {
-                Ok(received) => break received?,
+            if let Ok(received) = timeout(QUIET, receiving).await {
+                break received?;
+            }
+            if open.source.received_bytes() != arrived {
                 // A large message takes its time.
-                Err(_) if open.source.received_bytes() != arrived => {}
-                Err(_) => return Ok(None),
+                quiet_since = Instant::now();
+                continue;
+            }
+            let waiting = queues::waiting(&self.connection, &self.queue).await?;
+            if waiting == 0 {
+                return Ok(None);
+            }
+            if quiet_since.elapsed() >= WITHHELD_MOST {
+                return Err(SourceError::new(format!(
+                    "the queue `{}` has {waiting} more messages, and the broker delivers none of them: another consumer                      is its single active one or has a higher priority, or a memory alarm is on                      (`rabbitmq-diagnostics check_local_alarms`)",
+                    self.queue
+                ))
+                .away());
             }
         };
         let Some(deliveries) = received else {

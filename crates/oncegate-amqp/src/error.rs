@@ -47,6 +47,7 @@ pub(crate) struct AmqpError {
     is_away: bool,
     is_refused: bool,
     is_missing: bool,
+    is_no_priority: bool,
     /// The broker has taken deliveries away that were held for too long.
     pub(crate) timed_out: Option<TimedOut>,
     /// The client could not read what the broker has sent.
@@ -76,6 +77,8 @@ const ACK_TIMED_OUT: &str = "delivery acknowledgement on channel";
 const EXCLUSIVE: &str = "in exclusive use";
 /// The argument of a consumer that streams refuse.
 pub(crate) const CONSUMER_PRIORITY: &str = "x-priority";
+/// The text by which RabbitMQ says that queues of this type have no such argument.
+const TYPE_HAS_NONE: &str = "of queue type";
 
 impl AmqpError {
     /// Creates an error that another try does not end.
@@ -85,6 +88,7 @@ impl AmqpError {
             is_away: false,
             is_refused: false,
             is_missing: false,
+            is_no_priority: false,
             timed_out: None,
             is_unreadable: false,
         }
@@ -152,6 +156,11 @@ impl AmqpError {
         self.is_missing
     }
 
+    /// Returns whether the broker takes the priority of a consumer for none.
+    pub(crate) fn is_no_priority(&self) -> bool {
+        self.is_no_priority
+    }
+
     /// Explains an error of the client.
     pub(crate) fn of(asked: Asked<'_>, error: &lapin::Error) -> Self {
         let ErrorKind::ProtocolError(protocol) = error.kind() else {
@@ -199,6 +208,16 @@ impl AmqpError {
                 Self {
                     is_refused: true,
                     ..Self::new(format!("the message is too large for the broker: {said}"))
+                }
+            }
+            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED)
+                if said.contains(CONSUMER_PRIORITY) && !said.contains(TYPE_HAS_NONE) =>
+            {
+                Self {
+                    is_no_priority: true,
+                    ..Self::new(format!(
+                        "the broker refuses the consumer's priority: {said}"
+                    ))
                 }
             }
             AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED)

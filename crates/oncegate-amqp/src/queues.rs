@@ -109,6 +109,15 @@ pub(crate) async fn refuse_to_lose(settings: &Connection, queue: &str) -> Result
     refused
 }
 
+/// Returns how many messages of the queue wait for a consumer.
+pub(crate) async fn waiting(settings: &Connection, queue: &str) -> Result<u32, AmqpError> {
+    let connection = connect(settings, "oncegate counts messages").await?;
+    let counted = async { check_queue(&channel(&connection).await?, queue).await };
+    let counted = counted.await;
+    close(&connection).await;
+    counted
+}
+
 impl AmqpSource {
     /// Returns which of these queues exist at the source's broker. Needs the right `read` on those
     /// that do.

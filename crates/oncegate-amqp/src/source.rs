@@ -16,6 +16,7 @@ use tracing::{info, warn};
 
 use super::ack_handle;
 use super::again::BrokerLimits;
+use super::connect::{channel, check_consume, close, connect};
 use super::convert::Reader;
 use super::dead_letters::AmqpDeadLetters;
 use super::drive::Driver;
@@ -24,7 +25,6 @@ use super::hub::{End, Hub};
 use super::login::AmqpLogin;
 use super::management;
 use super::publisher::Publisher;
-use super::session::Session;
 use super::settings::{Connection, Settings};
 use super::source_settings::AmqpSettings;
 
@@ -163,8 +163,8 @@ impl AmqpSource {
     }
 
     /// Checks the queue and the right to read it, as [`open`](Source::open) does for a consumer
-    /// with these terms. It consumes the queue for a moment: messages that are delivered meanwhile
-    /// go back at once.
+    /// with these terms. No message is delivered, and none loses its place. The broker's log has an
+    /// error of the channel by which the right was tried.
     ///
     /// Returns a warning for each limit of the queue that may lose messages, with what to change,
     /// if the [management plugin](Self::management) is set.
@@ -174,22 +174,16 @@ impl AmqpSource {
     /// is missing.
     pub async fn check_queue(&self, terms: &Terms) -> Result<Vec<String>, SourceError> {
         self.settings.check()?;
-        let mut settings = self.settings.clone();
-        settings.source.prefetch = 1;
-        settings.looks = true;
-        let limits = self.limits();
-        let prefetch = settings.prefetch();
-        let mut session = Session::open(
-            &settings,
-            &self.reader(),
-            &self.publisher(),
-            limits,
-            prefetch,
-        )
-        .await?;
-        let major = session.major_version();
-        session.leave().await?;
-        let Some(url) = &settings.source.management else {
+        let connection = connect(self.connection(), "oncegate looks at a queue").await?;
+        let checked = async {
+            let probe = channel(&connection).await?;
+            check_consume(&probe, self.queue()).await
+        };
+        let checked = checked.await;
+        let major = connection.seen.major_version();
+        close(&connection).await;
+        checked?;
+        let Some(url) = self.management_url() else {
             return Ok(Vec::new());
         };
         let described = management::describe(self.connection(), self.queue(), url).await;

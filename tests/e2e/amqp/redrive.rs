@@ -1,13 +1,18 @@
 //! Dead letters that are listed and sent back.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use lapin::BasicProperties;
+use futures_util::StreamExt as _;
+use lapin::options::{BasicConsumeOptions, BasicQosOptions};
+use lapin::types::FieldTable;
+use lapin::{BasicProperties, Connection, ConnectionProperties};
 use oncegate::admin::dead_letter_reader::{DeadLetterReader, StoredDeadLetter};
 use oncegate::admin::{Redrive, Wanted};
 use oncegate::amqp::AmqpDeadLetterReader;
 use oncegate::{Attempt, Failure, Handler, Message};
 use oncegate_testkit::{QueueKind, RabbitMq};
+use serde_json::json;
 
 use crate::stage::{Book, Clerk, Stage, body, id};
 
@@ -99,6 +104,42 @@ async fn dead_letters_are_listed_in_order_and_stay() {
         assert_eq!(reasons, ["refused 1", "refused 2", "refused 3"]);
         assert_eq!(stage.dead.ready().await, 3);
     }
+}
+
+/// Another consumer has the queue for itself for longer than the reader waits for a byte.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_delivers_late_is_read_to_its_end() {
+    let server = RabbitMq::shared().await;
+    let mut stage = Stage::on(&server, QueueKind::Quorum).await;
+    let alone = [("x-single-active-consumer", json!(true))];
+    stage.dead = server
+        .new_queue_with("dead", QueueKind::Quorum, &alone)
+        .await;
+    stage.send(0..3).await;
+    let running = stage.start(Refusing).await;
+    running.watched.until("acks", 3).await;
+    running.stop().await;
+    let other = Connection::connect(&stage.uri, ConnectionProperties::default())
+        .await
+        .unwrap();
+    let channel = other.create_channel().await.unwrap();
+    let one = BasicQosOptions::default();
+    channel.basic_qos(1, one).await.unwrap();
+    let queue = stage.dead.name().into();
+    let options = BasicConsumeOptions::default();
+    let mut consumer = channel
+        .basic_consume(queue, "".into(), options, FieldTable::default())
+        .await
+        .unwrap();
+    // It holds one, and the others wait.
+    consumer.next().await.unwrap().unwrap();
+    let leaves = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        drop(consumer);
+        other.close(200, "OK".into()).await.unwrap();
+    };
+    let (listed, ()) = tokio::join!(list(&stage), leaves);
+    assert_eq!(listed.len(), 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]

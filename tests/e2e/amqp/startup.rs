@@ -50,6 +50,11 @@ async fn a_missing_right_is_named() {
     let dead = stage.dead.name();
     let writer = server.new_user("", ".*", "").await;
     let source = AmqpSource::new(server.uri_as(&writer), queue);
+    let checked = source.check_queue(&terms()).await.unwrap_err().to_string();
+    assert!(
+        checked.contains("permission `read`") && checked.contains(queue),
+        "{checked}"
+    );
     refuses(&stage, source, &["permission `read`", queue]).await;
     let reader = server.new_user("", "", ".*").await;
     let source = AmqpSource::new(server.uri_as(&reader), queue);
@@ -114,6 +119,9 @@ async fn a_stream_is_refused() {
     let server = RabbitMq::shared().await;
     let stage = Stage::on(&server, QueueKind::Stream).await;
     refuses(&stage, stage.source(), &["stream"]).await;
+    let checked = stage.source().check_queue(&terms()).await;
+    let error = checked.unwrap_err().to_string();
+    assert!(error.contains("the queue is a stream"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -178,16 +186,33 @@ async fn limits_of_the_queue_are_compared() {
     );
 }
 
+// invariant: amqp-order
 #[tokio::test(flavor = "multi_thread")]
 async fn a_check_leaves_the_queue_as_it_was() {
     let server = RabbitMq::shared().await;
-    let stage = Stage::on(&server, QueueKind::Quorum).await;
+    // A message that comes back once would be dropped.
+    let limit = [("x-delivery-limit", json!(0))];
+    let queue = server
+        .new_queue_with("orders", QueueKind::Quorum, &limit)
+        .await;
+    let stage = Stage::of(&server, queue).await;
     stage.send(0..3).await;
-    assert_eq!(
-        stage.source().check_queue(&terms()).await.unwrap(),
-        Vec::<String>::new()
-    );
+    for _ in 0..3 {
+        assert_eq!(
+            stage.source().check_queue(&terms()).await.unwrap(),
+            Vec::<String>::new()
+        );
+    }
     stage.queue.until_ready(3).await;
+    let clerk = Clerk::new();
+    let running = stage
+        .start_with(stage.source().in_order(), clerk.clone(), |consumer| {
+            consumer.concurrency(1)
+        })
+        .await;
+    running.watched.until("acks", 3).await;
+    running.stop().await;
+    assert_eq!(clerk.book.charges(), ["charge 0", "charge 1", "charge 2"]);
     let letters = stage.source().dead_letters(stage.dead.name());
     letters.check_queue().await.unwrap();
     letters.open().await.unwrap();
