@@ -1,5 +1,6 @@
 //! Describes topics of a cluster, to check a configuration before it runs.
 
+use std::collections::BTreeSet;
 use std::error::Error as _;
 use std::time::Duration;
 
@@ -7,9 +8,9 @@ use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::types::RDKafkaRespErr;
 
 use crate::admin::{
-    self, Admin, CLEANUP, MAX_MESSAGE_BYTES, MIN_INSYNC_REPLICAS, RETENTION, TopicSettings,
+    self, CLEANUP, Described, MAX_MESSAGE_BYTES, MIN_INSYNC_REPLICAS, RETENTION, TopicSettings,
 };
-use crate::client::inquiry::{self, InquiryClient};
+use crate::client::inquiry::{self, TopicLayout};
 use crate::client::settings::{self, Property};
 use oncegate_runtime::source::SourceError;
 
@@ -58,12 +59,21 @@ pub async fn describe_topics(
         .iter()
         .try_for_each(|topic| settings::check_topic(topic))?;
     let mut facts = layouts(brokers, topics, properties).await?;
-    let mut admin = admin::of(brokers, properties);
+    let there: BTreeSet<&str> = facts
+        .iter()
+        .filter(|fact| fact.partitions > 0)
+        .map(|fact| fact.name.as_str())
+        .collect();
+    if there.is_empty() {
+        return Ok(facts);
+    }
+    let there: Vec<&str> = there.into_iter().collect();
+    let answers = match admin::of(brokers, properties) {
+        Ok(mut admin) => admin.settings(&there).await,
+        Err(error) => Err(error),
+    };
     for fact in facts.iter_mut().filter(|fact| fact.partitions > 0) {
-        match &mut admin {
-            Ok(admin) => fact.ask(admin.as_mut()).await,
-            Err(error) => fact.settings_unknown = Some(error.to_string()),
-        }
+        fact.take(&answers);
     }
     Ok(facts)
 }
@@ -84,69 +94,59 @@ pub(crate) async fn layouts(
     let at = brokers.to_owned();
     let asking = tokio::task::spawn_blocking(move || {
         let client = inquiry::client(config)?;
-        inquiry::of_each(&names, |name| layout(&client, &at, name.to_owned()))
+        let failed = |error| {
+            SourceError::caused(
+                format!("no Kafka broker answers at {at} within {ANSWER_TIMEOUT:?}"),
+                error,
+            )
+        };
+        let layouts = inquiry::layouts(&client, &names, ANSWER_TIMEOUT, failed)?;
+        Ok(names
+            .into_iter()
+            .zip(layouts)
+            .map(|(name, layout)| TopicFacts::of(name, layout))
+            .collect())
     });
     let asked = asking.await;
     asked.map_err(|error| SourceError::caused("the Kafka client has panicked", error))?
 }
 
-fn layout(client: &InquiryClient, brokers: &str, name: String) -> Result<TopicFacts, SourceError> {
-    let metadata = inquiry::metadata(client, &name, ANSWER_TIMEOUT, |error| {
-        SourceError::caused(
-            format!("no Kafka broker answers at {brokers} within {ANSWER_TIMEOUT:?}"),
-            error,
-        )
-    })?;
-    let found = metadata
-        .topics()
-        .iter()
-        .find(|topic| topic.name() == name && topic.error().is_none());
-    let partitions = found
-        .map(rdkafka::metadata::MetadataTopic::partitions)
-        .unwrap_or_default();
-    let replicas = partitions
-        .iter()
-        .map(|partition| partition.replicas().len())
-        .min()
-        .unwrap_or(0);
-    let denied = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED;
-    let hidden = metadata
-        .topics()
-        .iter()
-        .any(|topic| topic.name() == name && topic.error() == Some(denied));
-    Ok(TopicFacts {
-        partitions: partitions.len(),
-        hidden,
-        name,
-        replicas,
-        min_insync_replicas: None,
-        retention: None,
-        compacted: false,
-        max_message_bytes: None,
-        settings_hidden: false,
-        settings_unknown: None,
-    })
-}
-
 impl TopicFacts {
-    /// Asks for the settings. Without an answer, the other facts still hold.
-    async fn ask(&mut self, admin: &mut dyn Admin) {
-        match admin.settings(&self.name).await {
-            Ok(Ok(settings)) => self.read(&settings),
-            Ok(Err(RDKafkaErrorCode::TopicAuthorizationFailed)) => {
-                self.settings_hidden = true;
-                self.settings_unknown =
-                    Some("the brokers do not show them to this user".to_owned());
-            }
-            Ok(Err(code)) => self.settings_unknown = Some(code.to_string()),
-            Err(error) => {
-                let cause = error
-                    .source()
-                    .map(|cause| format!(": {cause}"))
-                    .unwrap_or_default();
-                self.settings_unknown = Some(format!("{error}{cause}"));
-            }
+    /// The facts without the settings.
+    fn of(name: String, layout: Option<TopicLayout>) -> Self {
+        let denied = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED;
+        let error = layout.as_ref().and_then(|layout| layout.error);
+        let layout = layout.filter(|layout| layout.error.is_none());
+        Self {
+            partitions: layout.as_ref().map_or(0, |layout| layout.partitions.len()),
+            hidden: error == Some(denied),
+            name,
+            replicas: layout.map_or(0, |layout| layout.replicas),
+            min_insync_replicas: None,
+            retention: None,
+            compacted: false,
+            max_message_bytes: None,
+            settings_hidden: false,
+            settings_unknown: None,
         }
+    }
+
+    /// Takes the answer about its settings. Without them, the other facts still hold.
+    fn take(&mut self, answers: &Result<Described, SourceError>) {
+        let unknown = match answers.as_ref().map(|answers| answers.get(&self.name)) {
+            Ok(Some(Ok(settings))) => return self.read(settings),
+            Ok(Some(Err(RDKafkaErrorCode::TopicAuthorizationFailed))) => {
+                self.settings_hidden = true;
+                "the brokers do not show them to this user".to_owned()
+            }
+            Ok(Some(Err(code))) => code.to_string(),
+            Ok(None) => "the brokers' answer says nothing about them".to_owned(),
+            Err(error) => {
+                let cause = error.source().map(|cause| format!(": {cause}"));
+                format!("{error}{}", cause.unwrap_or_default())
+            }
+        };
+        self.settings_unknown = Some(unknown);
     }
 
     fn read(&mut self, settings: &TopicSettings) {

@@ -1,14 +1,17 @@
 //! Requests of administration that librdkafka sends: with every login but tokens.
 
 use async_trait::async_trait;
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, NewTopic, OwnedResourceSpecifier, ResourceSpecifier,
+    TopicReplication,
+};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::error::RDKafkaErrorCode;
 
 use super::request::{
-    Admin, BROKERS_TIMEOUT, CHANGE_TIMEOUT, Outcome, SETTINGS_TIMEOUT, TopicPlan, TopicSettings,
-    unanswered,
+    Admin, BROKERS_TIMEOUT, CHANGE_TIMEOUT, Described, Outcome, SETTINGS_TIMEOUT, TopicPlan,
+    TopicSettings, unanswered,
 };
 use crate::client::settings;
 use oncegate_runtime::source::SourceError;
@@ -85,31 +88,33 @@ impl Admin for LibraryAdmin {
         })
     }
 
-    async fn settings(
-        &mut self,
-        topic: &str,
-    ) -> Result<Result<TopicSettings, RDKafkaErrorCode>, SourceError> {
+    async fn settings(&mut self, topics: &[&str]) -> Result<Described, SourceError> {
         let options = AdminOptions::new().request_timeout(Some(SETTINGS_TIMEOUT));
-        let resource = [ResourceSpecifier::Topic(topic)];
-        let answers = self.client.describe_configs(&resource, &options).await;
-        let mut answers = answers.map_err(|error| {
-            unanswered(&self.brokers, "describe a topic", SETTINGS_TIMEOUT, error)
+        let resources: Vec<_> = topics
+            .iter()
+            .map(|topic| ResourceSpecifier::Topic(topic))
+            .collect();
+        let answers = self.client.describe_configs(&resources, &options).await;
+        let answers = answers.map_err(|error| {
+            unanswered(&self.brokers, "describe topics", SETTINGS_TIMEOUT, error)
         })?;
-        match answers.pop() {
+        let mut described = Described::new();
+        for resource in answers.into_iter().flatten() {
+            let OwnedResourceSpecifier::Topic(topic) = resource.specifier else {
+                continue;
+            };
+            let entries = resource.entries.into_iter();
+            let settings: TopicSettings = entries
+                .map(|entry| (entry.name, entry.value.unwrap_or_default()))
+                .collect();
             // What rdkafka makes of a refusal; every topic has settings.
-            Some(Ok(resource)) if resource.entries.is_empty() => {
-                Ok(Err(RDKafkaErrorCode::TopicAuthorizationFailed))
-            }
-            Some(Ok(resource)) => {
-                let entries = resource.entries.into_iter();
-                Ok(Ok(entries
-                    .map(|entry| (entry.name, entry.value.unwrap_or_default()))
-                    .collect()))
-            }
-            Some(Err(code)) => Ok(Err(code)),
-            None => Err(SourceError::new(format!(
-                "the brokers have not answered about topic {topic}"
-            ))),
+            let refused = settings.is_empty();
+            let settings = (!refused).then_some(settings);
+            described.insert(
+                topic,
+                settings.ok_or(RDKafkaErrorCode::TopicAuthorizationFailed),
+            );
         }
+        Ok(described)
     }
 }

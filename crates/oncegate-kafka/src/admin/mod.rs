@@ -33,7 +33,7 @@ mod tls;
 
 pub use self::request::TopicPlan;
 pub(crate) use self::request::{
-    Admin, CLEANUP, MAX_MESSAGE_BYTES, MIN_INSYNC_REPLICAS, RETENTION, TopicSettings,
+    Admin, CLEANUP, Described, MAX_MESSAGE_BYTES, MIN_INSYNC_REPLICAS, RETENTION, TopicSettings,
 };
 
 use self::library_admin::LibraryAdmin;

@@ -24,6 +24,9 @@ pub(crate) type Outcome = (String, Result<(), RDKafkaErrorCode>);
 /// The settings of a topic by their names; of those without a value, an empty one.
 pub(crate) type TopicSettings = BTreeMap<String, String>;
 
+/// The brokers' answers about topics, by their names.
+pub(crate) type Described = BTreeMap<String, Result<TopicSettings, RDKafkaErrorCode>>;
+
 /// Sends requests of administration to one cluster. Each has a time limit, and can be repeated.
 ///
 /// The error of a request means that no broker has answered it, or that the login was refused.
@@ -38,12 +41,9 @@ pub(crate) trait Admin: Send {
     /// Removes a consumer group.
     async fn remove_group(&mut self, group: &str) -> Result<Outcome, SourceError>;
 
-    /// Returns the settings of a topic, at least those that this crate looks at, or the brokers'
-    /// error.
-    async fn settings(
-        &mut self,
-        topic: &str,
-    ) -> Result<Result<TopicSettings, RDKafkaErrorCode>, SourceError>;
+    /// Returns the settings of each topic, at least those that this crate looks at, or the brokers'
+    /// error, by its name.
+    async fn settings(&mut self, topics: &[&str]) -> Result<Described, SourceError>;
 }
 
 pub(crate) const MIN_INSYNC_REPLICAS: &str = "min.insync.replicas";

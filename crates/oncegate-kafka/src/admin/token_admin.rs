@@ -18,8 +18,8 @@ use super::connection::{Access, BrokerConnection};
 use super::login;
 use super::messages::{Call, result, text};
 use super::request::{
-    Admin, BROKERS_TIMEOUT, CHANGE_TIMEOUT, Outcome, SETTINGS, SETTINGS_TIMEOUT, TopicPlan,
-    TopicSettings, unanswered,
+    Admin, BROKERS_TIMEOUT, CHANGE_TIMEOUT, Described, Outcome, SETTINGS, SETTINGS_TIMEOUT,
+    TopicPlan, unanswered,
 };
 use super::tls::Tls;
 use crate::client::settings;
@@ -189,25 +189,25 @@ impl TokenAdmin {
         removed.ok_or_else(|| unanswered_about(group))
     }
 
-    async fn try_to_describe(
-        &mut self,
-        topic: &str,
-    ) -> Result<Result<TopicSettings, RDKafkaErrorCode>, Failure> {
-        let resource = DescribeConfigsResource::default()
-            .with_resource_type(TOPIC_SETTINGS)
-            .with_resource_name(text(topic))
-            .with_configuration_keys(Some(SETTINGS.iter().map(|name| text(*name)).collect()));
-        let request = DescribeConfigsRequest::default().with_resources(vec![resource]);
-        let mut results = self.ask_any(&request).await?.results;
-        let described = results.pop().ok_or_else(|| unanswered_about(topic))?;
-        if let Err(code) = result(described.error_code) {
-            return Ok(Err(code));
-        }
-        let settings = described.configs.into_iter().map(|setting| {
-            let value = setting.value.map(|value| value.to_string());
-            (setting.name.to_string(), value.unwrap_or_default())
+    async fn try_to_describe(&mut self, topics: &[&str]) -> Result<Described, Failure> {
+        let names: Vec<_> = SETTINGS.iter().map(|name| text(*name)).collect();
+        let resources = topics.iter().map(|topic| {
+            DescribeConfigsResource::default()
+                .with_resource_type(TOPIC_SETTINGS)
+                .with_resource_name(text(*topic))
+                .with_configuration_keys(Some(names.clone()))
         });
-        Ok(Ok(settings.collect()))
+        let request = DescribeConfigsRequest::default().with_resources(resources.collect());
+        let results = self.ask_any(&request).await?.results;
+        let described = results.into_iter().map(|described| {
+            let settings = described.configs.into_iter().map(|setting| {
+                let value = setting.value.map(|value| value.to_string());
+                (setting.name.to_string(), value.unwrap_or_default())
+            });
+            let settings = result(described.error_code).map(|()| settings.collect());
+            (described.resource_name.to_string(), settings)
+        });
+        Ok(described.collect())
     }
 }
 
@@ -243,13 +243,10 @@ impl Admin for TokenAdmin {
         }
     }
 
-    async fn settings(
-        &mut self,
-        topic: &str,
-    ) -> Result<Result<TopicSettings, RDKafkaErrorCode>, SourceError> {
-        let patience = self.patience("describe a topic", SETTINGS_TIMEOUT);
+    async fn settings(&mut self, topics: &[&str]) -> Result<Described, SourceError> {
+        let patience = self.patience("describe topics", SETTINGS_TIMEOUT);
         loop {
-            match patience.limited(self.try_to_describe(topic)).await {
+            match patience.limited(self.try_to_describe(topics)).await {
                 Ok(settings) => return Ok(settings),
                 Err(failure) => patience.after(failure).await?,
             }

@@ -6,7 +6,6 @@ use std::time::Duration;
 use rdkafka::TopicPartitionList;
 use rdkafka::config::ClientConfig;
 use rdkafka::error::KafkaError;
-use rdkafka::metadata::{MetadataPartition, MetadataTopic};
 
 use crate::client::inquiry;
 use crate::client::trouble::is_refusal;
@@ -21,13 +20,9 @@ pub(crate) fn read(
 ) -> Result<Vec<String>, SourceError> {
     let consumer = inquiry::offsets_client(config.clone())?;
     let mut partitions = TopicPartitionList::new();
-    let described = inquiry::of_each(topics, |topic| {
-        let metadata = inquiry::metadata(&consumer, topic, timeout, failed)?;
-        let partitions = metadata.topics().iter().flat_map(MetadataTopic::partitions);
-        Ok(partitions.map(MetadataPartition::id).collect::<Vec<_>>())
-    })?;
-    for (topic, numbers) in topics.iter().zip(described) {
-        for number in numbers {
+    let described = inquiry::layouts(&consumer, topics, timeout, failed)?;
+    for (topic, layout) in topics.iter().zip(described) {
+        for number in layout.into_iter().flat_map(|layout| layout.partitions) {
             partitions.add_partition(topic, number);
         }
     }

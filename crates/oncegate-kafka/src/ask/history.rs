@@ -25,9 +25,7 @@ pub(crate) fn of(settings: &Settings, client: &InquiryClient) -> Result<Vec<Stri
     if settings.source.from != StartAt::Beginning {
         return Ok(Vec::new());
     }
-    let parts = inquiry::of_each(&settings.topics, |topic| {
-        topics::partitions(client, &settings.brokers, topic, ANSWER_TIMEOUT)
-    })?;
+    let parts = topics::partitions_of(client, &settings.brokers, &settings.topics, ANSWER_TIMEOUT)?;
     let topics: Vec<Topic<'_>> = settings
         .topics
         .iter()

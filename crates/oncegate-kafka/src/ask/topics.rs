@@ -3,11 +3,10 @@
 use std::time::{Duration, Instant};
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::metadata::Metadata;
 use rdkafka::types::RDKafkaRespErr;
 
 use super::rights::{self, MissingRight};
-use crate::client::inquiry::{self, InquiryClient};
+use crate::client::inquiry::{self, InquiryClient, TopicLayout};
 use crate::client::trouble::is_refusal;
 use oncegate_runtime::source::SourceError;
 
@@ -30,7 +29,7 @@ pub(crate) fn check(
     let patience = NEW_TOPIC_PATIENCE.min(timeout);
     loop {
         let left = timeout.saturating_sub(begun.elapsed()).max(LOOK_AGAIN);
-        let found = inquiry::of_each(topics, |topic| partitions(client, brokers, topic, left))?;
+        let found = partitions_of(client, brokers, topics, left)?;
         let missing = topics
             .iter()
             .zip(&found)
@@ -56,23 +55,38 @@ pub(crate) fn partitions(
     topic: &str,
     timeout: Duration,
 ) -> Result<Vec<i32>, SourceError> {
-    let metadata = inquiry::metadata(client, topic, timeout, |error| {
+    let found = partitions_of(client, brokers, &[topic.to_owned()], timeout)?;
+    Ok(found.into_iter().flatten().collect())
+}
+
+/// Returns the numbers of each topic's partitions; none when the topic does not exist.
+pub(crate) fn partitions_of(
+    client: &InquiryClient,
+    brokers: &str,
+    topics: &[String],
+    timeout: Duration,
+) -> Result<Vec<Vec<i32>>, SourceError> {
+    let layouts = inquiry::layouts(client, topics, timeout, |error| {
         unreachable(brokers, timeout, error)
     })?;
-    described(&metadata, brokers, topic)
+    topics
+        .iter()
+        .zip(layouts)
+        .map(|(topic, layout)| described(layout, brokers, topic))
+        .collect()
 }
 
 /// Returns the numbers of the partitions that the brokers describe; none when the topic does not
 /// exist.
 pub(crate) fn described(
-    metadata: &Metadata,
+    layout: Option<TopicLayout>,
     brokers: &str,
     topic: &str,
 ) -> Result<Vec<i32>, SourceError> {
-    let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else {
+    let Some(layout) = layout else {
         return Ok(Vec::new());
     };
-    match found.error() {
+    match layout.error {
         None | Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_LEADER_NOT_AVAILABLE) => {}
         Some(
             RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART
@@ -90,11 +104,7 @@ pub(crate) fn described(
             ));
         }
     }
-    Ok(found
-        .partitions()
-        .iter()
-        .map(rdkafka::metadata::MetadataPartition::id)
-        .collect())
+    Ok(layout.partitions)
 }
 
 /// The error of brokers that do not answer.

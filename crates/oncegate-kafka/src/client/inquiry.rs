@@ -5,6 +5,7 @@
 //! clients listen to that callback while they wait, so the reason is known at once, with the
 //! property to change.
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,8 +15,9 @@ use rdkafka::client::{ClientContext, OAuthToken};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
-use rdkafka::metadata::Metadata;
+use rdkafka::metadata::{Metadata, MetadataPartition, MetadataTopic};
 use rdkafka::topic_partition_list::TopicPartitionList;
+use rdkafka::types::RDKafkaRespErr;
 
 use super::log;
 use super::login::login_refusal;
@@ -38,6 +40,10 @@ const CLUSTER_ID_LIMIT: Duration = Duration::from_secs(5);
 
 /// The number of topics that are asked about at the same time.
 const AT_ONCE: usize = 32;
+
+/// The number of topics from which on the brokers are asked about all that they have: one request
+/// in place of one a topic.
+const MANY_TOPICS: usize = 8;
 
 /// The group of a client that asks about none: without a group, a client hears no callback.
 const NO_GROUP: &str = "oncegate-asks";
@@ -106,6 +112,70 @@ pub(crate) fn cluster_id(
     Ok(client
         .client()
         .fetch_cluster_id(timeout.min(CLUSTER_ID_LIMIT)))
+}
+
+/// A topic as the brokers describe it.
+#[derive(Debug)]
+pub(crate) struct TopicLayout {
+    pub(crate) error: Option<RDKafkaRespErr>,
+    /// The numbers of its partitions.
+    pub(crate) partitions: Vec<i32>,
+    /// The smallest number of replicas of a partition.
+    pub(crate) replicas: usize,
+}
+
+impl TopicLayout {
+    pub(crate) fn of(topic: &MetadataTopic) -> Self {
+        let partitions = topic.partitions();
+        Self {
+            error: topic.error(),
+            partitions: partitions.iter().map(MetadataPartition::id).collect(),
+            replicas: partitions
+                .iter()
+                .map(|partition| partition.replicas().len())
+                .min()
+                .unwrap_or_default(),
+        }
+    }
+}
+
+/// Returns what the brokers know about each of the topics, in their order; `None` about one that
+/// they do not name. Each request may take `timeout`.
+///
+/// # Errors
+/// The brokers' refusal, or else what `failed` makes of an error.
+pub(crate) fn layouts(
+    client: &InquiryClient,
+    topics: &[String],
+    timeout: Duration,
+    failed: impl Fn(KafkaError) -> SourceError,
+) -> Result<Vec<Option<TopicLayout>>, SourceError> {
+    let all = if topics.len() >= MANY_TOPICS {
+        let answer = ask(
+            client,
+            timeout,
+            |limit| client.fetch_metadata(None, limit),
+            |_| false,
+        )?;
+        Some(answer.map_err(&failed)?)
+    } else {
+        None
+    };
+    let known: HashMap<&str, &MetadataTopic> = all
+        .iter()
+        .flat_map(Metadata::topics)
+        .map(|topic| (topic.name(), topic))
+        .collect();
+    let layouts = topics.iter().map(|name| {
+        if let Some(topic) = known.get(name.as_str()) {
+            return Ok(Some(TopicLayout::of(topic)));
+        }
+        // Of topics that this user may not see, the brokers speak only when asked.
+        let metadata = metadata(client, name, timeout, &failed)?;
+        let found = metadata.topics().iter().find(|topic| topic.name() == name);
+        Ok(found.map(TopicLayout::of))
+    });
+    layouts.collect()
 }
 
 /// Calls `ask` for each topic, for many at the same time, and returns the answers in the order of

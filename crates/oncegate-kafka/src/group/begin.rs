@@ -37,6 +37,7 @@ use rdkafka::topic_partition_list::Offset;
 use super::commit_desk::CommitContext;
 use crate::ask::committed::{self, ANSWER_TIMEOUT, Committed, Inquirer, Offsets};
 use crate::ask::topics;
+use crate::client::inquiry::TopicLayout;
 use crate::client::log;
 use crate::client::trouble::OFFSET;
 use crate::partitions::assignment::Assignment;
@@ -179,7 +180,8 @@ impl Beginnings {
         let metadata = consumer
             .fetch_metadata(Some(topic), ANSWER_TIMEOUT)
             .map_err(|error| topics::unreachable(CLUSTER, ANSWER_TIMEOUT, error))?;
-        let all = topics::described(&metadata, CLUSTER, topic)?;
+        let found = metadata.topics().iter().find(|found| found.name() == topic);
+        let all = topics::described(found.map(TopicLayout::of), CLUSTER, topic)?;
         let ends = offsets(consumer, topic, &all, Offset::End)?;
         // This must follow the request for the ends; see the module's documentation.
         let known = self.ask(consumer, topic, &all)?;
