@@ -117,8 +117,8 @@ fn run(args: &Args) -> Result<bool, BoxError> {
         bar,
         || proof::progress(&database, &run),
         |progress| {
-            progress.answers == u64::from(args.orders)
-                && broker.is_consumed(&asker, &shipments).unwrap_or(false)
+            Ok(progress.answers == u64::from(args.orders)
+                && broker.is_consumed(&asker, &shipments)?)
         },
     )?;
     relay.stop()?;

@@ -169,12 +169,10 @@ impl Pass {
     /// Waits until every message of the topic is acknowledged, and stops the workers.
     fn finish(&mut self, broker: &Broker, topic: &str, bar: &ProgressBar) -> Result<(), BoxError> {
         let asker = broker.asker(&self.group)?;
-        // A question that fails is asked again; that nothing moves any more is noticed all the
-        // same.
         self.crew.finish(
             bar,
             || self.ledger.progress(),
-            || broker.is_consumed(&asker, topic).unwrap_or(false),
+            || broker.is_consumed(&asker, topic),
         )
     }
 }

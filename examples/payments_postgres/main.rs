@@ -156,12 +156,10 @@ impl Servers<'_> {
     /// Waits until every message of the topic is acknowledged, and stops the workers.
     fn finish(&self, pass: &mut Pass, bar: &ProgressBar) -> Result<(), BoxError> {
         let asker = self.broker.asker(&pass.group)?;
-        // A question that fails is asked again; that nothing moves any more is noticed all the
-        // same.
         pass.crew.finish(
             bar,
             || self.progress(),
-            || self.broker.is_consumed(&asker, self.topic).unwrap_or(false),
+            || self.broker.is_consumed(&asker, self.topic),
         )
     }
 

@@ -77,7 +77,8 @@ impl Crew {
         Ok(crew)
     }
 
-    /// Waits until `enough`, showing progress; gives up when nothing moves.
+    /// Waits until `enough`, showing progress; gives up when nothing moves. A question that fails
+    /// is asked again.
     ///
     /// # Errors
     /// When nothing moves, or a worker ends by itself.
@@ -85,19 +86,20 @@ impl Crew {
         &mut self,
         bar: &ProgressBar,
         progress: impl Fn() -> Result<Progress, BoxError>,
-        enough: impl Fn(&Progress) -> bool,
+        enough: impl Fn(&Progress) -> Result<bool, BoxError>,
     ) -> Result<Progress, BoxError> {
         let mut last = (progress()?, Instant::now());
         loop {
             let progress = progress()?;
             bar.set_position(progress.charges.max(progress.answers));
-            if enough(&progress) {
+            let answer = enough(&progress);
+            if matches!(answer, Ok(true)) {
                 return Ok(progress);
             }
             if progress != last.0 {
                 last = (progress, Instant::now());
             } else if last.1.elapsed() > STUCK_AFTER {
-                return Err(format!("nothing has moved for {STUCK_AFTER:?}").into());
+                return Err(stuck(progress, answer.err()).into());
             }
             for worker in &mut self.workers {
                 if let Some(status) = worker.try_wait()? {
@@ -119,7 +121,7 @@ impl Crew {
         bar: &ProgressBar,
         progress: impl Fn() -> Result<Progress, BoxError>,
     ) -> Result<u32, BoxError> {
-        self.wait_for(bar, progress, |_| hang.who().is_some())?;
+        self.wait_for(bar, progress, |_| Ok(hang.who().is_some()))?;
         let place = self
             .workers
             .iter()
@@ -140,7 +142,7 @@ impl Crew {
         &mut self,
         bar: &ProgressBar,
         progress: impl Fn() -> Result<Progress, BoxError>,
-        is_done: impl Fn() -> bool,
+        is_done: impl Fn() -> Result<bool, BoxError>,
     ) -> Result<(), BoxError> {
         self.wait_for(bar, progress, |_| is_done())?;
         self.stop()
@@ -164,6 +166,15 @@ impl Crew {
         self.workers.clear();
         Ok(())
     }
+}
+
+fn stuck(progress: Progress, failed: Option<BoxError>) -> String {
+    let Progress { charges, answers } = progress;
+    let failed = failed.map(|error| format!("; whether that is all cannot be asked: {error}"));
+    format!(
+        "nothing has moved for {STUCK_AFTER:?}, after {charges} charges and {answers} answers{}",
+        failed.unwrap_or_default()
+    )
 }
 
 impl Drop for Crew {

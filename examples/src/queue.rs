@@ -123,7 +123,9 @@ impl Pass {
         self.crew.wait_for(
             bar,
             || self.ledger.progress(),
-            |progress| progress.charges + progress.answers >= messages as u64 && queue.is_empty(),
+            |progress| {
+                Ok(progress.charges + progress.answers >= messages as u64 && queue.is_empty())
+            },
         )?;
         self.crew.stop()
     }
