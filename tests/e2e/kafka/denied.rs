@@ -40,6 +40,10 @@ fn record(id: u64) -> Record {
     Record::new(format!(r#"{{"id":{id}}}"#)).partition(partition)
 }
 
+/// How many dead letters may be missing while more messages are produced. The next consumer writes
+/// them all, so they must not be as many as a fast producer sends until the first one has ended.
+const BEHIND_MOST: usize = 200;
+
 /// Remembers the origins of the messages whose dead letters are written.
 #[derive(Debug)]
 struct Written {
@@ -90,11 +94,16 @@ impl Stage {
             .observer(Arc::clone(written) as _)
     }
 
-    /// Produces until `over`, and returns the origins of the messages that are given up.
-    async fn produce_until(&self, over: &AtomicBool) -> BTreeSet<String> {
+    /// Produces until `over`, as long as the consumer keeps up, and returns the origins of the
+    /// messages that are given up.
+    async fn produce_until(&self, over: &AtomicBool, written: &Written) -> BTreeSet<String> {
         let mut next = 0;
         let mut given_up = BTreeSet::new();
         while !over.load(Relaxed) {
+            if given_up.len() > written.origins.lock().unwrap().len() + BEHIND_MOST {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                continue;
+            }
             let places = self
                 .kafka
                 .produce(&self.topic, (next..next + 20).map(record))
@@ -129,7 +138,7 @@ impl Stage {
             over.store(true, Relaxed);
             ended.unwrap_err().to_string()
         };
-        let (error, given_up) = tokio::join!(ended, self.produce_until(&over));
+        let (error, given_up) = tokio::join!(ended, self.produce_until(&over, &first));
         let written = first.origins.lock().unwrap().clone();
         let committed = self.kafka.committed_offsets(&self.group, &self.topic).await;
         for origin in given_up.difference(&written) {
