@@ -12,6 +12,7 @@ mod batches;
 mod bench;
 mod breaker;
 mod dead_letters;
+mod duplicates;
 mod fail_open;
 #[allow(dead_code, reason = "its other users need more of it")]
 mod list;

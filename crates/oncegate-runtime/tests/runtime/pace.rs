@@ -13,10 +13,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use oncegate::core::rules::{Operation, Reply};
 use oncegate::core::store::{Command, Store, StoreError, StoreWrapper};
-use oncegate::health::Stage;
-use oncegate::{Attempt, Failure, Gate, Handler, Key, MemoryStore, Message};
+use oncegate::{Attempt, Failure, Gate, Key, MemoryStore, Message};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::{Bench, Gauge, LEASE, numbered};
 
@@ -223,86 +222,6 @@ async fn a_handler_s_time_is_its_own() {
         assert!(p99 < COMPUTES * 2, "{p99:?}");
     };
     consumer.run_until(stop).await.unwrap();
-}
-
-/// Answers every message as a duplicate with this hook.
-struct Hooked<F>(F);
-
-impl<F, W> Handler for Hooked<F>
-where
-    F: Fn() -> W + Send + Sync + 'static,
-    W: Future<Output = ()> + Send,
-{
-    type Output = ();
-
-    async fn handle(&self, _: &Message, _: &Attempt) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    async fn duplicate(&self, _: &Message, (): ()) -> Result<(), Failure> {
-        (self.0)().await;
-        Ok(())
-    }
-}
-
-/// Completes these messages once, and returns them as a second delivery.
-async fn delivered_again(count: usize) -> Bench {
-    let first = Bench::of(numbered(count));
-    let consumer = first.consumer(Hooked(|| std::future::ready(())));
-    first.run(consumer, count).await.unwrap();
-    Bench {
-        store: Arc::clone(&first.store),
-        ..Bench::of(numbered(count))
-    }
-}
-
-// invariant: duplicate-without-limit
-#[tokio::test(start_paused = true)]
-async fn a_duplicate_hook_that_never_ends_is_dropped() {
-    let bench = delivered_again(200).await;
-    let monitor = Arc::new(Mutex::new(None::<oncegate::consumer::Monitor>));
-    let gate = bench.gate("runtime").max_run(Duration::from_secs(10));
-    let consumer = bench
-        .consumer_behind(gate, Hooked(std::future::pending::<()>))
-        .concurrency(8);
-    *monitor.lock().unwrap() = Some(consumer.monitor());
-    let list = Arc::clone(&bench.list);
-    let stop = async move {
-        loop {
-            let status = monitor.lock().unwrap().as_ref().unwrap().status();
-            if status.runs.iter().any(|run| run.stage == Stage::Answering) {
-                break;
-            }
-            sleep(Duration::from_millis(10)).await;
-        }
-        list.until_acked(200).await;
-    };
-    consumer.run_until(stop).await.unwrap();
-    assert_eq!(bench.counters.total("duplicate_hooks_failed"), 200);
-}
-
-// invariant: duplicate-without-limit
-#[tokio::test(start_paused = true)]
-async fn duplicate_hooks_that_wait_need_a_permit_each() {
-    let bench = delivered_again(200).await;
-    let running = Arc::new(AtomicUsize::new(0));
-    let most = Arc::new(AtomicUsize::new(0));
-    let (now, peak) = (Arc::clone(&running), Arc::clone(&most));
-    let consumer = bench
-        .consumer(Hooked(move || {
-            let (now, peak) = (Arc::clone(&now), Arc::clone(&peak));
-            async move {
-                peak.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
-                sleep(Duration::from_secs(1)).await;
-                now.fetch_sub(1, SeqCst);
-            }
-        }))
-        .concurrency(8);
-    let began = Instant::now();
-    bench.run(consumer, 200).await.unwrap();
-    assert_eq!(most.load(SeqCst), 8, "as many as there are permits");
-    // 25 rounds of eight: none waits behind the other 63 of its unit.
-    assert!(began.elapsed() < Duration::from_secs(30));
 }
 
 // invariant: claimed-without-a-turn

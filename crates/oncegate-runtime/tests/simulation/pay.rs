@@ -198,6 +198,12 @@ impl Handler for Pay {
     async fn duplicate(&self, message: &Message, result: String) -> Result<(), Failure> {
         let id = message.json::<Payment>()?.id;
         self.witness.has_not_stopped();
+        // A hook is as quick as its handler.
+        match self.behaviours[usize::try_from(id).unwrap()] {
+            Behaviour::Computes { ms, .. } => hold_the_thread(ms),
+            Behaviour::Slow { ms } => sleep(Duration::from_millis(ms)).await,
+            _ => {}
+        }
         self.ledger
             .results
             .lock()

@@ -359,6 +359,10 @@ impl<T> Schedule<T> {
             }
         };
         self.apply(place, event);
+        debug_assert!(
+            !self.is_with_task(place),
+            "an attempt has ended, and its message still runs"
+        );
         // The last message that waited may have been another consumer's, and asked nothing.
         let shards = &self.index.shards;
         self.outages.forget_without_messages(|shard| {
@@ -366,6 +370,15 @@ impl<T> Schedule<T> {
                 .get(&shard)
                 .is_some_and(|queue| queue.probes > 0 || !queue.waiting.is_empty())
         });
+    }
+
+    /// Returns whether a task runs or answers the message.
+    fn is_with_task(&self, place: PlaceId) -> bool {
+        let state = self.table.get(place).map(|scheduled| scheduled.state);
+        matches!(
+            state,
+            Some(MessageState::Running { .. } | MessageState::Answering)
+        )
     }
 
     /// Drops every message that has not started.

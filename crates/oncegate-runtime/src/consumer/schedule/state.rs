@@ -141,6 +141,8 @@ pub(super) fn next(state: MessageState, event: MessageEvent) -> (MessageState, A
             },
             On::NoAnswer,
         ) => (Is::StoreAway { shard }, Action::Nothing),
+        // No permit was free for its answer in time.
+        (Is::Answering, On::TryAgain(_) | On::NoAnswer) => (Is::Found, Action::Nothing),
         (Is::Running { .. } | Is::Answering, On::Finished) => (Is::Gone, Action::Remove),
         // Each is first in its lanes. What is ready finds out when it starts, and what is behind
         // others when it is first.
@@ -331,6 +333,8 @@ mod tests {
             (ASKING, On::NoAnswer, AWAY, Nothing),
             (PROBING, On::NoAnswer, AWAY, Nothing),
             (Is::Answering, On::Finished, Is::Gone, Remove),
+            (Is::Answering, On::TryAgain(delay(now)), Is::Found, Nothing),
+            (Is::Answering, On::NoAnswer, Is::Found, Nothing),
         ];
         for (offer, to, action) in OFFERS {
             changes.extend([

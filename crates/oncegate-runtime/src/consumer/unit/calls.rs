@@ -208,7 +208,7 @@ impl Calls {
         for work in waiting {
             match work {
                 Work::Run(granted) => give_back(&self.tasks, granted, why),
-                Work::Answer(answering) => ask_again(&self.tasks, answering.member),
+                Work::Answer(answering) => ask_again(&self.tasks, answering.put_off()),
                 Work::WithoutKey(member) => {
                     self.members().ended.push(Finished::WithoutKey(member));
                 }
@@ -322,9 +322,8 @@ pub(super) fn give_back(tasks: &Arc<Tasks>, granted: Granted, why: &'static str)
 }
 
 /// Lets a completed message come again that was not answered.
-fn ask_again(tasks: &Arc<Tasks>, mut member: Member) {
+fn ask_again(tasks: &Arc<Tasks>, member: Member) {
     let others = Arc::clone(tasks);
-    member.permit = None;
     tasks.spawn(async move { vec![settle(&others.shared, member, not_begun()).await] });
 }
 

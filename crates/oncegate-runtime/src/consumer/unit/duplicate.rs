@@ -32,6 +32,8 @@ pub(super) struct Answering {
     pub(super) member: Member,
     stored: Bytes,
     span: Span,
+    /// The prefetch has found the result.
+    is_found: bool,
 }
 
 impl Answering {
@@ -40,12 +42,31 @@ impl Answering {
             member,
             stored,
             span,
+            is_found: false,
         }
     }
 
     /// A member that the prefetch found completed.
     pub(super) fn found(member: Member, stored: Bytes) -> Self {
-        Self::new(member, stored, Span::none())
+        Self {
+            is_found: true,
+            ..Self::new(member, stored, Span::none())
+        }
+    }
+
+    /// Returns the member, to be answered later. What was found is not looked for again.
+    pub(super) fn put_off(self) -> Member {
+        let Self {
+            mut member,
+            stored,
+            is_found,
+            ..
+        } = self;
+        member.permit = None;
+        if is_found {
+            member.item.found = Some(stored);
+        }
+        member
     }
 
     /// Passes the result to the handler. Returns the member with its end.
@@ -54,6 +75,7 @@ impl Answering {
             member,
             stored,
             span,
+            ..
         } = self;
         let answering = async move {
             let end = answer(&member.item, stored).await;
