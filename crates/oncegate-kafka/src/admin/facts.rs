@@ -94,13 +94,12 @@ pub(crate) async fn layouts(
     let at = brokers.to_owned();
     let asking = tokio::task::spawn_blocking(move || {
         let client = inquiry::client(config)?;
-        let failed = |error| {
+        let layouts = inquiry::layouts(&client, &names, ANSWER_TIMEOUT, |error| {
             SourceError::caused(
                 format!("no Kafka broker answers at {at} within {ANSWER_TIMEOUT:?}"),
                 error,
             )
-        };
-        let layouts = inquiry::layouts(&client, &names, ANSWER_TIMEOUT, failed)?;
+        })?;
         Ok(names
             .into_iter()
             .zip(layouts)

@@ -15,7 +15,7 @@ const SAME_LOSS_MS: u64 = 70_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::gate) struct Loss {
     pub(in crate::gate) at_ms: u64,
-    /// The epoch whose records it is about. Whoever accepts a loss begins the next one.
+    /// The epoch whose records it is about. The acceptance of a loss begins the next one.
     pub(in crate::gate) found_in: Epoch,
     pub(in crate::gate) reason: String,
     /// Epochs that the store no longer knows.

@@ -58,8 +58,8 @@ impl LossWatch {
         }
     }
 
-    /// Waits until each loss that this process has noticed is in the store, or is withdrawn. A process
-    /// that stops before would take it along: the next one may find no evidence of its own.
+    /// Waits until each loss that this process has noticed is in the store, or is withdrawn. A
+    /// process that stops before would take it along: the next one may find no evidence of its own.
     pub(in crate::gate) async fn losses_written(&self) {
         let mut failures = 0_u32;
         loop {
