@@ -27,6 +27,7 @@ use oncegate_runtime::codec::Raw;
 use oncegate_runtime::gate::{Completion, Entry, Lease};
 use oncegate_runtime::message::Message;
 use oncegate_runtime::observe::{Event, RunOutcome};
+use oncegate_runtime::running::policy::AttemptLimit;
 
 /// The layer and the handler, for one request.
 pub(super) type Handle<E> =
@@ -105,7 +106,7 @@ impl<E: Send + 'static> Run<E> {
     async fn run(mut self, lease: Lease, mut request: Request<Body>, handle: Handle<E>) {
         let attempt = lease.attempt().number();
         let message = lease.message().clone();
-        if attempt > self.layer.settings.max_attempts {
+        if self.limit().is_over(attempt) {
             // Earlier attempts have ended their processes, so this one does not run.
             let status = StatusCode::INTERNAL_SERVER_ERROR;
             let given_up = GivenUp {
@@ -230,7 +231,7 @@ impl<E: Send + 'static> Run<E> {
     ) {
         let (parts, body) = response.into_parts();
         let status = parts.status;
-        let exhausted = lease.attempt().number() >= self.layer.settings.max_attempts;
+        let exhausted = self.limit().is_last(lease.attempt().number());
         let decision = match self.layer.settings.policy.decide(&parts) {
             // A run that was interrupted by an outage must not use up an attempt.
             Decision::Release { counted } => Decision::Release {
@@ -368,6 +369,10 @@ impl<E: Send + 'static> Run<E> {
             Completion::Applied => self.send(response, "given-up"),
             Completion::NotOwner => self.follow(&message).await,
         }
+    }
+
+    fn limit(&self) -> AttemptLimit {
+        AttemptLimit(self.layer.settings.max_attempts)
     }
 
     /// The time that a handler may continue after its cancellation.

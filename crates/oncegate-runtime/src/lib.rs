@@ -31,6 +31,7 @@ mod memory_source;
 pub mod message;
 pub mod observe;
 pub mod results;
+pub mod running;
 mod shutdown;
 pub mod source;
 pub mod transaction;

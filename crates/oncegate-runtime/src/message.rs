@@ -174,6 +174,14 @@ impl Message {
         }
     }
 
+    /// A message that is nothing but this key of `route`, for work of a program's own with
+    /// [`Gate::run`](crate::Gate::run) and a gate with [`Key::message_key`].
+    ///
+    /// [`Key::message_key`]: oncegate_core::key::Key::message_key
+    pub fn keyed(route: impl Into<Arc<str>>, key: impl Into<Bytes>) -> Self {
+        Self::new(route, Origin::Other("run".into()), None).with_key(key)
+    }
+
     /// The same message with this payload, such as its decoded form for a handler.
     pub fn with_payload(self, payload: impl Into<Bytes>) -> Self {
         self.edit(|delivered| delivered.payload = Some(payload.into()))

@@ -87,7 +87,7 @@ pub use oncegate_runtime::{
 };
 pub use oncegate_runtime::{
     attempt, backoff, batch, codec, consumer, dead_letters, failure, gate, handler, health,
-    journal, message, observe, source, transaction, transactional,
+    journal, message, observe, running, source, transaction, transactional,
 };
 
 #[cfg(feature = "amqp")]

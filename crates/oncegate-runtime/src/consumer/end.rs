@@ -14,6 +14,7 @@ use crate::gate::Lease;
 use crate::handler::Encoded;
 use crate::health::WaitCause;
 use crate::observe::RunOutcome;
+use crate::running::policy::outcome_of;
 
 /// The end of an attempt.
 #[derive(Debug)]
@@ -138,16 +139,5 @@ impl Ran {
             Self::Panicked => RunOutcome::Panicked,
             Self::Cancelled => RunOutcome::Cancelled,
         }
-    }
-}
-
-/// A failed run, as events name it.
-pub(super) fn outcome_of(failure: &Failure) -> RunOutcome {
-    if failure.is_permanent() {
-        RunOutcome::GaveUp
-    } else if failure.is_later() {
-        RunOutcome::Later
-    } else {
-        RunOutcome::Failed
     }
 }

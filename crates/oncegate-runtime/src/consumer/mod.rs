@@ -38,8 +38,8 @@
 //! - The engine's timer must not fire for a probe that is due and waits for a permit: the engine
 //!   would spin.
 //! - A lane is a hash. Two messages that share one by accident only wait for each other.
-//! - A prefetch does not answer with a reference to a large result: what it finds cannot be
-//!   postponed, and a result store may not answer.
+//! - A prefetch does not answer with a reference to a large result: what it finds waits for a
+//!   permit alone, and a result store may not answer.
 //! - An attempt that returns an error or panics is not "recovered"; one that ended without
 //!   reporting anything is.
 //! - A circuit breaker's half-open message may never run its handler: it can be a duplicate, or

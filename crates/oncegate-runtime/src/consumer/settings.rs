@@ -14,6 +14,7 @@ use super::error::ConsumerError;
 use crate::backoff::{Backoff, LONGEST_TIME};
 use crate::batch::BatchLimits;
 use crate::gate::{Gate, GateSettings};
+use crate::running::policy::AttemptLimit;
 use crate::source::Terms;
 
 /// The shortest limit of a transaction of a transactional handler.
@@ -219,6 +220,11 @@ pub struct RouteTerms<'a> {
 }
 
 impl ConsumerSettings {
+    /// The limit of attempts, for the table that decides by it.
+    pub(crate) fn attempt_limit(&self) -> AttemptLimit {
+        AttemptLimit(self.max_attempts)
+    }
+
     /// The defaults.
     pub const DEFAULT: Self = Self {
         bad_keys: BadKeys::DeadLetter,

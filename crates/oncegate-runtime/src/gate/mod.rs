@@ -241,6 +241,11 @@ impl Gate {
         self
     }
 
+    /// A random number from 0 up to 1, for jitter.
+    pub(crate) fn fraction(&self) -> f64 {
+        self.entropy.fraction()
+    }
+
     /// The namespace of its keys.
     pub fn scope(&self) -> &str {
         &self.scope

@@ -25,6 +25,7 @@ mod pace;
 mod results;
 mod retries;
 mod returned;
+mod running;
 mod schemas;
 mod stop;
 mod tenants;

@@ -17,7 +17,7 @@ use tracing::{Instrument as _, Span};
 use crate::attempt::Attempt;
 use crate::batch::BatchMessage;
 use crate::codec::{Codec, FromStored as _};
-use crate::consumer::end::{PANICKED, outcome_of};
+use crate::consumer::end::PANICKED;
 use crate::consumer::erased::{ErasedTransactional, Rest, RunEnd, TransactionEnd};
 use crate::consumer::trace;
 use crate::failure::{BoxError, Failure};
@@ -25,6 +25,7 @@ use crate::gate::{EXTENDS_PER_LEASE, TransactionRun};
 use crate::handler::{BoxFuture, Encoded, ErasedHandler};
 use crate::message::Message;
 use crate::observe::{BatchCall, Event, RunOutcome};
+use crate::running::policy::outcome_of;
 use crate::transaction::Completing;
 use crate::transactional::{
     BatchBegun, Begun, CommitError, Excuse, Ground, Sessions, TransactionalBatchHandler,

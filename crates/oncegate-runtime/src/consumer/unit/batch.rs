@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use tracing::{Instrument as _, info};
 
-use super::super::end::{PANICKED, Ran, outcome_of};
+use super::super::end::{PANICKED, Ran};
 use super::super::member::Ended;
 use super::super::shared::Route;
 use super::super::split::{Blame, NextStep, Part, Split, blame};
@@ -25,6 +25,7 @@ use crate::failure::Failure;
 use crate::handler::BoxFuture;
 use crate::health::Stage;
 use crate::observe::{BatchCall, Event, RunOutcome};
+use crate::running::policy::outcome_of;
 
 /// The number of the attempt from which a message is called alone: two have failed, and it may fail
 /// again.

@@ -335,7 +335,8 @@ fn granted(
 /// Returns whether all attempts of the message were used before this one.
 fn is_used_up(shared: &Shared, item: &Item, lease: &Lease) -> bool {
     // While its handler is paused, the message may not be the cause of its failures.
-    lease.attempt().number() > shared.settings.max_attempts && item.route.breaker.is_closed()
+    let limit = shared.settings.attempt_limit();
+    limit.is_over(lease.attempt().number()) && item.route.breaker.is_closed()
 }
 
 /// The end of a message whose key was not granted.

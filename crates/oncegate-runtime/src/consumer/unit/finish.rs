@@ -18,11 +18,12 @@ use super::super::shared::Shared;
 use super::super::trace;
 use super::tasks::{Granted, Tasks};
 use crate::dead_letters::DeadLetterCause;
-use crate::failure::{Advice, Failure};
+use crate::failure::Failure;
 use crate::gate::{Committed, Completion, Lease};
 use crate::handler::Encoded;
 use crate::health::Stage;
 use crate::observe::Event;
+use crate::running::policy::{Consequence, GiveUp, after_failure};
 
 /// The reason of a retry that a transactional gate demands.
 const WITHOUT_TRANSACTION: &str = "the handler returned without `Attempt::commit_with` or `Attempt::completing`, \
@@ -333,22 +334,30 @@ pub(super) fn failed(
     let reason = failure.reason();
     let attempt = lease.attempt().number();
 
-    let (after, count) = match failure.advice() {
-        Advice::GiveUp => return give_up(lease, DeadLetterCause::Permanent, reason, attempt),
-        Advice::Retry { after } => (after, count),
-        Advice::NotRun => (None, FailureCount::Uncounted),
-        Advice::Later { after } => {
+    let counted = count == FailureCount::Counted;
+    let limit = shared.settings.attempt_limit();
+    let (after, count) = match after_failure(failure.advice(), attempt, counted, limit) {
+        Consequence::GiveUp(cause) => {
+            let cause = match cause {
+                GiveUp::Permanent => DeadLetterCause::Permanent,
+                GiveUp::AttemptsUsedUp => DeadLetterCause::AttemptsUsedUp,
+            };
+            return give_up(lease, cause, reason, attempt);
+        }
+        Consequence::Later { after } => {
             return End::Later {
                 lease: Box::new(lease),
                 delay: not_too_soon(shared, after),
                 reason,
             };
         }
-        Advice::Unknown => return End::unknown(lease, reason, count),
+        Consequence::Unknown => return End::unknown(lease, reason, count),
+        Consequence::Retry {
+            after,
+            counted: true,
+        } => (after, count),
+        Consequence::Retry { after, .. } => (after, FailureCount::Uncounted),
     };
-    if count == FailureCount::Counted && attempt >= shared.settings.max_attempts {
-        return give_up(lease, DeadLetterCause::AttemptsUsedUp, reason, attempt);
-    }
     // Attempts that are not counted get the same delays as those that are.
     let failures = attempt.saturating_add(item.past.uncounted);
     let delay = after.unwrap_or_else(|| shared.settings.backoff.wait(failures, shared.random()));
