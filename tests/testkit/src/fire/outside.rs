@@ -248,11 +248,11 @@ fn lost(evidence: &Evidence, report: &mut PromiseReport) {
 }
 
 fn keys_in_dead_letters(evidence: &Evidence) -> BTreeSet<&str> {
-    let buried = evidence
+    let dead_lettered = evidence
         .produced
         .iter()
         .filter(|one| evidence.dead_letters.contains(&one.origin));
-    buried.filter_map(|one| one.key.as_deref()).collect()
+    dead_lettered.filter_map(|one| one.key.as_deref()).collect()
 }
 
 /// S8: each run that had its effect, but the last one of its event, is one whose answer a fault has

@@ -11,7 +11,7 @@ struct Left {
     entries: Vec<Entry>,
     ledger: Vec<Effect>,
     commits: Vec<OffsetCommit>,
-    is_buried: bool,
+    is_dead_lettered: bool,
 }
 
 impl Left {
@@ -103,12 +103,12 @@ impl Left {
             effect: effect.clone(),
             key: Some("k".into()),
         };
-        let buried = self.is_buried.then(|| one.origin.clone());
+        let dead_lettered = self.is_dead_lettered.then(|| one.origin.clone());
         let evidence = Evidence {
             entries: self.entries,
             produced: vec![one],
             effects: BTreeMap::from([(effect, self.ledger.len() as u64)]),
-            dead_letters: buried.into_iter().collect(),
+            dead_letters: dead_lettered.into_iter().collect(),
             topic: "t".to_owned(),
             commits: self.commits,
             ..Evidence::default()
@@ -209,12 +209,17 @@ fn what_no_worker_was_given_is_no_attempt_and_no_dead_letter() {
             .ended(1_500, 7, SUCCEEDED),
         &[],
     );
-    let buried = || Left {
-        is_buried: true,
+    let dead_lettered = || Left {
+        is_dead_lettered: true,
         ..Left::default()
     };
-    check(buried(), &["S22"]);
-    check(buried().begun(1_000, 7, 1).ended(1_500, 7, "gave_up"), &[]);
+    check(dead_lettered(), &["S22"]);
+    check(
+        dead_lettered()
+            .begun(1_000, 7, 1)
+            .ended(1_500, 7, "gave_up"),
+        &[],
+    );
 }
 
 #[test]

@@ -195,7 +195,9 @@ impl Cashier {
                 std::thread::sleep(LEASE * 2);
                 run.pay(&order, None)
             }
-            (Fate::Pays, _) => run.pay(&order, self.planned_hang()),
+            (Fate::Pays | Fate::PaysWithoutAWait | Fate::Computes, _) => {
+                run.pay(&order, self.planned_hang())
+            }
             _ => run.pay(&order, None),
         })
     }

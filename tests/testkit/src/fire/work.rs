@@ -2,7 +2,7 @@
 //! does.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oncegate::consumer::DeadLetterLimit;
 use oncegate::core::key::{CompiledKey, Scope};
@@ -40,6 +40,8 @@ pub(super) const ORDERS_OF_EVERY_FATE: u64 = 40;
 /// One of them that is paid at once, and the one that takes several leases.
 pub(super) const PAYS_AT_ONCE: u64 = 0;
 pub(super) const TAKES_LONG: u64 = 31;
+/// How long an order takes that computes: longer than what is called one after another may.
+const COMPUTES_FOR: Duration = Duration::from_millis(20);
 const RETENTION: Duration = Duration::from_secs(86_400);
 const CONCURRENCY: u32 = 8;
 /// How long a store may be away while a worker starts.
@@ -54,6 +56,9 @@ pub(super) struct Order {
 /// What happens to an order in its handler, by its number.
 pub(super) enum Fate {
     Pays,
+    /// Without waiting for anything, as most that run beside it.
+    PaysWithoutAWait,
+    Computes,
     FailsOnce,
     PanicsOnce,
     GivesUp,
@@ -70,6 +75,8 @@ impl Fate {
             11 => Self::GivesUp,
             17 => Self::FailsAlways,
             29 => Self::BlocksItsThread,
+            5 | 13 | 21 => Self::Computes,
+            even if even % 4 == 2 => Self::PaysWithoutAWait,
             TAKES_LONG => Self::TakesLong,
             _ => Self::Pays,
         }
@@ -159,10 +166,25 @@ impl Pay {
                 Duration::ZERO
             }
             Fate::TakesLong if number == 1 => LEASE * 5 / 2,
+            Fate::PaysWithoutAWait => return Ok(self.write(order, attempt)),
+            Fate::Computes => {
+                let begun = Instant::now();
+                while begun.elapsed() < COMPUTES_FOR {
+                    std::hint::spin_loop();
+                }
+                return Ok(self.write(order, attempt));
+            }
             _ => Duration::from_millis(2),
         };
         // What takes time is never the proof that time has passed: it only makes room for a kill.
         tokio::time::sleep(before).await;
+        let paid = self.write(order, attempt);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        Ok(paid)
+    }
+
+    /// Pays. Returns the result.
+    fn write(&self, order: &Order, attempt: &Attempt) -> String {
         self.traps.pass(Point::EffectBefore);
         let payment = format!("{}/{}", order.order, order.amount);
         self.ledger.append(&payment);
@@ -170,11 +192,11 @@ impl Pay {
             sink.pay(&payment, attempt.fencing_token());
         }
         self.traps.pass(Point::EffectAfter);
-        tokio::time::sleep(Duration::from_millis(2)).await;
-        Ok(format!(
-            "{payment} by {} at attempt {number}",
-            std::process::id()
-        ))
+        format!(
+            "{payment} by {} at attempt {}",
+            std::process::id(),
+            attempt.number()
+        )
     }
 }
 
