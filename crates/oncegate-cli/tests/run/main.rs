@@ -7,6 +7,7 @@
 )]
 
 mod batches;
+mod clusters;
 mod dead_letter_limit;
 mod examples;
 mod gateways;
