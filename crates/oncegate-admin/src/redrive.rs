@@ -170,23 +170,23 @@ impl Redrive {
         chunk: &[(&StoredDeadLetter, Wanted)],
         tell: &mut (impl FnMut(Step<'_>) + Send),
     ) -> Result<(), RedriveError> {
-        let courses = self.courses(run, letters, chunk).await?;
+        let actions = self.actions(run, letters, chunk).await?;
         if let Some(per_second) = self.per_second.filter(|_| !self.dry_run) {
             sleep_until(run.next).await;
-            let sending = courses
+            let sending = actions
                 .iter()
                 .flatten()
-                .filter(|course| course.to().is_some())
+                .filter(|action| action.to().is_some())
                 .count();
             let took = Duration::from_secs_f64(sending as f64 / f64::from(per_second));
             run.next = run.next.max(Instant::now()) + took;
         }
-        let done = self.act_in_order(&*letters, chunk, &courses).await;
+        let done = self.act_in_order(&*letters, chunk, &actions).await;
         let mut failed = None;
         for ((letter, wanted), done) in chunk.iter().zip(done) {
             run.redriven.seen += 1;
-            let course = match (wanted, done) {
-                (_, Ok(Some(course))) => course,
+            let action = match (wanted, done) {
+                (_, Ok(Some(action))) => action,
                 (_, Err(error)) => {
                     letters.settle(letter, Disposition::Left);
                     failed = failed.or(Some(error));
@@ -202,18 +202,18 @@ impl Redrive {
                 }
             };
             run.redriven.wanted += 1;
-            run.redriven.count(&course);
-            letters.settle(letter, self.settled(&course));
+            run.redriven.count(&action);
+            letters.settle(letter, self.settled(&action));
             tell(Step {
                 letter,
-                course: &course,
+                action: &action,
             });
         }
         failed.map_or(Ok(()), Err)
     }
 
-    fn settled(&self, course: &RedriveAction) -> Disposition {
-        match course {
+    fn settled(&self, action: &RedriveAction) -> Disposition {
+        match action {
             _ if self.dry_run => Disposition::Left,
             RedriveAction::Reopen { .. } | RedriveAction::Send { .. } => Disposition::Sent,
             RedriveAction::RecordMissing | RedriveAction::Unreadable(_) => Disposition::Left,
@@ -222,7 +222,7 @@ impl Redrive {
     }
 
     /// Decides the action for each wanted dead letter.
-    async fn courses(
+    async fn actions(
         &self,
         run: &mut RedriveState,
         letters: &dyn DeadLetterReader,
@@ -234,14 +234,14 @@ impl Redrive {
             .collect();
         let asked: Vec<StoreKey> = keys.iter().flatten().cloned().collect();
         let mut snapshots = self.store.read(asked).await.into_iter();
-        let mut courses = Vec::with_capacity(chunk.len());
+        let mut actions = Vec::with_capacity(chunk.len());
         for ((letter, wanted), key) in chunk.iter().zip(keys) {
             if *wanted != Wanted::Yes {
-                courses.push(None);
+                actions.push(None);
                 continue;
             }
             let Some(key) = key else {
-                courses.push(Some(Planned::new(self.open_way(letters, letter))));
+                actions.push(Some(Planned::new(self.open_way(letters, letter))));
                 continue;
             };
             // The store was asked for the keys of wanted letters alone, in the same order.
@@ -251,32 +251,32 @@ impl Redrive {
             {
                 Ok(found) => found,
                 Err(StoreError::Unreadable { reason, .. }) => {
-                    courses.push(Some(Planned::new(RedriveAction::Unreadable(
+                    actions.push(Some(Planned::new(RedriveAction::Unreadable(
                         reason.to_string(),
                     ))));
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             };
-            let mut course = self.course(letters, letter, found.as_ref());
-            if found.is_none() && course.to().is_some() && has_failed_in_a_store(letter) {
+            let mut action = self.action(letters, letter, found.as_ref());
+            if found.is_none() && action.to().is_some() && has_failed_in_a_store(letter) {
                 self.check_scope(run, letter).await?;
                 if !self.without_records {
-                    course = RedriveAction::RecordMissing;
+                    action = RedriveAction::RecordMissing;
                 }
             }
-            let again = course.to().is_some() && !run.first(&key);
-            let course = if again {
+            let again = action.to().is_some() && !run.first(&key);
+            let action = if again {
                 RedriveAction::SentAlready
             } else {
-                course
+                action
             };
-            courses.push(Some(Planned {
-                course,
+            actions.push(Some(Planned {
+                action,
                 record: found.map(|found| (key, found)),
             }));
         }
-        Ok(courses)
+        Ok(actions)
     }
 
     /// Checks that the store has had a gate of the dead letter's scope, once for each scope.
@@ -303,7 +303,7 @@ impl Redrive {
     }
 
     /// Decides the action for a dead letter from its record.
-    fn course(
+    fn action(
         &self,
         letters: &dyn DeadLetterReader,
         letter: &StoredDeadLetter,
@@ -341,7 +341,7 @@ impl Redrive {
         &self,
         letters: &dyn DeadLetterReader,
         chunk: &[(&StoredDeadLetter, Wanted)],
-        courses: &[Option<Planned>],
+        actions: &[Option<Planned>],
     ) -> Vec<Result<Option<RedriveAction>, RedriveError>> {
         let mut orders: Vec<Vec<usize>> = Vec::new();
         let mut known: HashMap<Vec<u8>, usize> = HashMap::new();
@@ -356,7 +356,7 @@ impl Redrive {
         }
         let acting = orders
             .into_iter()
-            .map(|places| self.act_on(letters, chunk, courses, places));
+            .map(|places| self.act_on(letters, chunk, actions, places));
         let mut done: Vec<_> = join_all(acting).await.into_iter().flatten().collect();
         done.sort_by_key(|(place, _)| *place);
         done.into_iter().map(|(_, acted)| acted).collect()
@@ -367,13 +367,13 @@ impl Redrive {
         &self,
         letters: &dyn DeadLetterReader,
         chunk: &[(&StoredDeadLetter, Wanted)],
-        courses: &[Option<Planned>],
+        actions: &[Option<Planned>],
         places: Vec<usize>,
     ) -> Vec<(usize, Result<Option<RedriveAction>, RedriveError>)> {
         let mut done = Vec::with_capacity(places.len());
         let mut failed = false;
         for place in places {
-            let (Some((letter, _)), Some(course)) = (chunk.get(place), courses.get(place)) else {
+            let (Some((letter, _)), Some(action)) = (chunk.get(place), actions.get(place)) else {
                 continue;
             };
             let acted = if failed {
@@ -381,7 +381,7 @@ impl Redrive {
                     "an earlier message with the same order key was not sent".into(),
                 ))
             } else {
-                self.act(letters, letter, course.as_ref()).await
+                self.act(letters, letter, action.as_ref()).await
             };
             failed |= acted.is_err();
             done.push((place, acted));
@@ -396,29 +396,29 @@ impl Redrive {
         letter: &StoredDeadLetter,
         planned: Option<&Planned>,
     ) -> Result<Option<RedriveAction>, RedriveError> {
-        let Some(Planned { course, record }) = planned else {
+        let Some(Planned { action, record }) = planned else {
             return Ok(None);
         };
-        let Some(to) = course.to().filter(|_| !self.dry_run) else {
-            return Ok(Some(course.clone()));
+        let Some(to) = action.to().filter(|_| !self.dry_run) else {
+            return Ok(Some(action.clone()));
         };
-        if let (RedriveAction::Reopen { .. }, Some((key, seen))) = (course, record) {
+        if let (RedriveAction::Reopen { .. }, Some((key, seen))) = (action, record) {
             match reopen(&*self.store, key, &seen.record).await? {
                 Reopened::Opened => {}
                 Reopened::Changed(found) => {
-                    let course = self.course(letters, letter, found.as_ref());
+                    let action = self.action(letters, letter, found.as_ref());
                     // Another process has changed it: another redrive, or a consumer that has
                     // dead-lettered it again.
-                    return Ok(Some(if course.to().is_some() {
+                    return Ok(Some(if action.to().is_some() {
                         RedriveAction::UnderWay
                     } else {
-                        course
+                        action
                     }));
                 }
             }
         }
         match letters.send(letter, to).await {
-            Ok(()) => Ok(Some(course.clone())),
+            Ok(()) => Ok(Some(action.clone())),
             // Another try would not help, and it must not hold up the dead letters behind it.
             Err(error) if error.is::<DeadLetterRefused>() => {
                 Ok(Some(RedriveAction::NoWayBack(error.to_string())))
@@ -449,20 +449,20 @@ pub enum Wanted {
 /// The action for a dead letter, and the record that decided it.
 #[derive(Debug)]
 struct Planned {
-    course: RedriveAction,
+    action: RedriveAction,
     record: Option<(StoreKey, RecordSnapshot)>,
 }
 
 impl Planned {
-    fn new(course: RedriveAction) -> Self {
+    fn new(action: RedriveAction) -> Self {
         Self {
-            course,
+            action,
             record: None,
         }
     }
 
     fn to(&self) -> Option<&str> {
-        self.course.to()
+        self.action.to()
     }
 }
 

@@ -75,7 +75,7 @@ pub struct Step<'a> {
     /// The dead letter.
     pub letter: &'a StoredDeadLetter,
     /// The action for it.
-    pub course: &'a RedriveAction,
+    pub action: &'a RedriveAction,
 }
 
 /// The number of dead letters with each outcome.
@@ -111,8 +111,8 @@ impl Redriven {
         self.mismatched + self.record_missing + self.unreadable + self.no_way_back
     }
 
-    pub(super) fn count(&mut self, course: &RedriveAction) {
-        let counter = match course {
+    pub(super) fn count(&mut self, action: &RedriveAction) {
+        let counter = match action {
             RedriveAction::Reopen { .. } => {
                 self.reopened += 1;
                 &mut self.sent

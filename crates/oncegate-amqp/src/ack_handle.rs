@@ -12,7 +12,7 @@ use super::hub::{Fetched, Hub};
 /// lost delivery stops no run: the run ends under its lease, and its record answers the delivery
 /// that comes again. So the handle never says that it is lost.
 #[derive(Debug)]
-struct AmqpTicket {
+struct AmqpAckHandle {
     hub: Arc<Hub>,
     epoch: u64,
     tag: u64,
@@ -27,7 +27,7 @@ pub(crate) fn delivery(hub: &Arc<Hub>, fetched: Fetched, in_order: bool) -> Deli
     } = fetched;
     Delivery {
         message,
-        ack_handle: Arc::new(AmqpTicket {
+        ack_handle: Arc::new(AmqpAckHandle {
             hub: Arc::clone(hub),
             epoch,
             tag,
@@ -39,7 +39,7 @@ pub(crate) fn delivery(hub: &Arc<Hub>, fetched: Fetched, in_order: bool) -> Deli
 /// The number of the order of a queue: a source has one.
 const QUEUE: u64 = 0;
 
-impl AckHandle for AmqpTicket {
+impl AckHandle for AmqpAckHandle {
     fn start(&self) -> bool {
         self.hub.start(self.epoch, self.tag)
     }
@@ -61,7 +61,7 @@ impl AckHandle for AmqpTicket {
     }
 }
 
-impl Drop for AmqpTicket {
+impl Drop for AmqpAckHandle {
     fn drop(&mut self) {
         // This has no effect on a delivery that was already acknowledged.
         self.hub.give_back(self.epoch, self.tag);

@@ -30,9 +30,9 @@ const FIRST_WAIT: Duration = Duration::from_millis(20);
 const LONGEST_WAIT: Duration = Duration::from_millis(250);
 
 /// The gate's decision about a request.
-pub(super) enum Door {
+pub(super) enum Admission {
     /// The handler runs.
-    Open(Lease),
+    Granted(Lease),
     /// The request is answered without its handler.
     Answered(Response<Body>),
     /// Another request owns the key, for this long at most.
@@ -64,14 +64,16 @@ pub(super) async fn serve<E: Send + 'static>(
         let Some(permit) = layer.tasks.permit() else {
             return Ok(layer.refuse(&Problem::Overloaded));
         };
-        let retry_in = match layer.knock(&parts, &caller, &body).await {
-            Door::Open(lease) => {
+        let retry_in = match layer.claim(&parts, &caller, &body).await {
+            Admission::Granted(lease) => {
                 let request = Request::from_parts(parts, Body::from(body));
                 return run::start(layer, (permit, memory), lease, request, handle).await;
             }
-            Door::Answered(response) => return Ok(response),
-            Door::FailOpen => return handle(Request::from_parts(parts, Body::from(body))).await,
-            Door::Busy { retry_in } => retry_in,
+            Admission::Answered(response) => return Ok(response),
+            Admission::FailOpen => {
+                return handle(Request::from_parts(parts, Body::from(body))).await;
+            }
+            Admission::Busy { retry_in } => retry_in,
         };
         drop(permit);
         // A key that was released is due a moment later; waiting is better than a refusal.
@@ -144,7 +146,7 @@ impl IdempotencyLayer {
             })
     }
 
-    async fn knock(&self, request: &Parts, caller: &Caller, body: &Bytes) -> Door {
+    async fn claim(&self, request: &Parts, caller: &Caller, body: &Bytes) -> Admission {
         if !self.store_breaker.admits(Instant::now()) {
             return self.without_store();
         }
@@ -159,17 +161,17 @@ impl IdempotencyLayer {
             info!(scope = self.gate.scope(), "requests are served again");
         }
         match entry {
-            Ok(Entry::Granted(lease)) => Door::Open(lease),
-            Ok(Entry::Busy { retry_in }) => Door::Busy { retry_in },
-            Ok(other) => Door::Answered(self.repeat(other)),
+            Ok(Entry::Granted(lease)) => Admission::Granted(lease),
+            Ok(Entry::Busy { retry_in }) => Admission::Busy { retry_in },
+            Ok(other) => Admission::Answered(self.repeat(other)),
             Err(GateError::Store(error)) if is_away(&error) => {
                 warn!(scope = self.gate.scope(), %error, "the store did not answer a request's claim");
                 self.without_store()
             }
             Err(GateError::BadKey(_)) => {
-                Door::Answered(self.refuse(&Problem::KeyInvalid("no key can be made of it")))
+                Admission::Answered(self.refuse(&Problem::KeyInvalid("no key can be made of it")))
             }
-            Err(error) => Door::Answered(self.refuse_for(&error)),
+            Err(error) => Admission::Answered(self.refuse_for(&error)),
         }
     }
 
@@ -227,7 +229,7 @@ impl IdempotencyLayer {
         }
     }
 
-    fn without_store(&self) -> Door {
+    fn without_store(&self) -> Admission {
         let scope = self.gate.scope();
         if self.settings.fail_open {
             warn!(
@@ -242,9 +244,9 @@ impl IdempotencyLayer {
                 scope,
                 cause: ExtraRunCause::FailOpen,
             });
-            return Door::FailOpen;
+            return Admission::FailOpen;
         }
-        Door::Answered(self.refuse(&Problem::StoreUnavailable))
+        Admission::Answered(self.refuse(&Problem::StoreUnavailable))
     }
 
     /// The answer to a request whose handler does not run.

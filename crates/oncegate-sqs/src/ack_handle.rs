@@ -14,7 +14,7 @@ const SHORTEST_RETRY: Duration = Duration::from_secs(1);
 /// Acknowledges one message, which is then deleted. When dropped without an ack, it returns the
 /// message at once.
 #[derive(Debug)]
-struct SqsTicket {
+struct SqsAckHandle {
     hub: Arc<Hub>,
     id: MessageId,
     delivery: u64,
@@ -32,7 +32,7 @@ pub(crate) fn delivery(hub: &Arc<Hub>, fetched: Fetched) -> Delivery {
     } = fetched;
     Delivery {
         message,
-        ack_handle: Arc::new(SqsTicket {
+        ack_handle: Arc::new(SqsAckHandle {
             hub: Arc::clone(hub),
             id,
             delivery: admitted.delivery,
@@ -41,7 +41,7 @@ pub(crate) fn delivery(hub: &Arc<Hub>, fetched: Fetched) -> Delivery {
     }
 }
 
-impl AckHandle for SqsTicket {
+impl AckHandle for SqsAckHandle {
     fn start(&self) -> bool {
         self.hub.may_start(&self.id, self.delivery)
     }
@@ -65,7 +65,7 @@ impl AckHandle for SqsTicket {
     }
 }
 
-impl Drop for SqsTicket {
+impl Drop for SqsAckHandle {
     fn drop(&mut self) {
         // This has no effect on a message that was already acknowledged or returned.
         self.hub.give_back(&self.id, self.delivery, Duration::ZERO);

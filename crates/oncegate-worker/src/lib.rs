@@ -41,7 +41,7 @@ mod worker;
 
 pub use conformance::{Dialogue, Interrupted, Subject};
 pub use error::WorkerError;
-pub use exec::Foreman;
+pub use exec::Supervisor;
 pub use handler::{BeforeRun, WorkerHandler};
 pub use http::{HttpSettings, check_url};
 pub use process::become_worker;

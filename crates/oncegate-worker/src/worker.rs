@@ -6,7 +6,7 @@ use tracing::{info, warn};
 
 use crate::command::Commands;
 use crate::error::WorkerError;
-use crate::exec::{Crew, Foreman};
+use crate::exec::{Supervisor, Workers};
 use crate::http::{Caller, HttpSettings};
 use crate::process::Runnable;
 use crate::program::Program;
@@ -67,23 +67,23 @@ pub struct Worker {
 #[expect(clippy::large_enum_variant, reason = "there is one for the whole run")]
 pub(crate) enum Called {
     Http(Caller),
-    Exec(Crew),
+    Exec(Workers),
     Command(Commands),
 }
 
 impl Worker {
-    /// Starts the worker: the processes of one on standard streams, which the foreman ends. Must be
-    /// called within a tokio runtime.
+    /// Starts the worker: the processes of one on standard streams, which the supervisor ends. Must
+    /// be called within a tokio runtime.
     ///
     /// # Errors
     /// When the settings of a worker behind HTTP are wrong.
     pub fn start(
         kind: WorkerKind,
         limits: &WorkerLimits,
-    ) -> Result<(Self, Option<Foreman>), WorkerError> {
+    ) -> Result<(Self, Option<Supervisor>), WorkerError> {
         let report = WorkerReport::default();
         let most = limits.result_max_bytes;
-        let mut foreman = None;
+        let mut supervisor = None;
         let called = match kind {
             WorkerKind::Http(settings) => {
                 Called::Http(Caller::new(&settings, limits.lease, most, &report)?)
@@ -91,8 +91,8 @@ impl Worker {
             WorkerKind::Exec { program, workers } => {
                 let program = limits.runnable(program);
                 let (crew, started) =
-                    Crew::start(&program, workers, limits.in_batches, limits.lease, &report);
-                foreman = Some(started);
+                    Workers::start(&program, workers, limits.in_batches, limits.lease, &report);
+                supervisor = Some(started);
                 Called::Exec(crew)
             }
             WorkerKind::Command(program) => {
@@ -100,7 +100,7 @@ impl Worker {
                 Called::Command(Commands::new(program, most, report.clone()))
             }
         };
-        Ok((Self { called, report }, foreman))
+        Ok((Self { called, report }, supervisor))
     }
 
     /// The state of the worker, as it changes.

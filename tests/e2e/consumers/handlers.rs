@@ -123,7 +123,7 @@ impl Stage {
     }
 
     /// The reasons in the dead letters.
-    async fn buried(&self) -> Vec<String> {
+    async fn dead_letter_causes(&self) -> Vec<String> {
         let letters = self.kafka.read_all(&self.dead).await;
         let cause = |letter: &rdkafka::message::OwnedMessage| {
             let headers = letter.headers().expect("a dead letter has headers");
@@ -200,14 +200,14 @@ async fn a_message_that_always_fails_is_buried_and_stays_buried() {
         3,
         "as many attempts as allowed"
     );
-    assert_eq!(stage.buried().await, ["attempts_used_up"]);
+    assert_eq!(stage.dead_letter_causes().await, ["attempts_used_up"]);
 
     let running = stage.start(always).await;
     running.watched.until("acks", 3).await;
     let watched = running.stop().await;
     assert_eq!(watched.total("handler_runs"), 0, "a replay runs nothing");
     assert_eq!(
-        stage.buried().await.len(),
+        stage.dead_letter_causes().await.len(),
         1,
         "a replay buries nothing again"
     );
@@ -224,7 +224,7 @@ async fn a_handler_that_gives_up_or_cannot_decode_buries_at_once() {
     running.watched.until("acks", 2).await;
     let watched = running.stop().await;
     assert_eq!(watched.get("handler_runs", "gave_up"), 2);
-    assert_eq!(stage.buried().await, ["permanent", "permanent"]);
+    assert_eq!(stage.dead_letter_causes().await, ["permanent", "permanent"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -145,15 +145,19 @@ async fn an_envelope_of_sns_is_opened_and_what_is_none_is_buried() {
     let watched = running.stop().await;
     assert_eq!(book.lines(), ["charge 1"]);
     assert_eq!(watched.get("dead_letters", "bad_key"), 2);
-    let mut buried: Vec<_> = stage
+    let mut dead_lettered: Vec<_> = stage
         .dead
         .take_all()
         .await
         .into_iter()
         .filter_map(|letter| letter.body)
         .collect();
-    buried.sort_unstable();
-    assert_eq!(buried, ["no JSON".to_owned(), body(2)], "as they came");
+    dead_lettered.sort_unstable();
+    assert_eq!(
+        dead_lettered,
+        ["no JSON".to_owned(), body(2)],
+        "as they came"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

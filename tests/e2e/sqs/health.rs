@@ -348,9 +348,9 @@ async fn a_letter_that_had_to_omit_attributes_is_not_redriven() {
 
     let mut letters = SqsDeadLetterReader::from_client(sqs.client().clone(), stage.dead.url());
     letters.open().await.unwrap();
-    let mut courses = Vec::new();
+    let mut actions = Vec::new();
     let redrive = Redrive::new(std::sync::Arc::new(stage.store().await));
-    let tell = |step: oncegate::admin::Step<'_>| courses.push(format!("{:?}", step.course));
+    let tell = |step: oncegate::admin::Step<'_>| actions.push(format!("{:?}", step.action));
     let redriven = redrive
         .run(&mut letters, |_| Wanted::Yes, tell)
         .await
@@ -358,8 +358,8 @@ async fn a_letter_that_had_to_omit_attributes_is_not_redriven() {
     letters.close().await.unwrap();
     assert_eq!((redriven.sent, redriven.no_way_back), (0, 1));
     assert!(
-        courses[0].contains("no room for its attributes trace"),
-        "{courses:?}"
+        actions[0].contains("no room for its attributes trace"),
+        "{actions:?}"
     );
 
     stage

@@ -75,9 +75,9 @@ impl FilterArgs {
         self.places.iter().map(String::as_str)
     }
 
-    pub(super) fn judge(&self, buried: &StoredDeadLetter) -> Wanted {
-        let place = buried.place.to_string();
-        let origin = buried.message().origin();
+    pub(super) fn judge(&self, stored: &StoredDeadLetter) -> Wanted {
+        let place = stored.place.to_string();
+        let origin = stored.message().origin();
         if !self.places.is_empty() && !self.places.contains(&place)
             || self
                 .origin
@@ -86,7 +86,7 @@ impl FilterArgs {
         {
             return Wanted::No;
         }
-        match buried.letter() {
+        match stored.letter() {
             Some(letter) => self.judge_letter(letter),
             None if self.asks_for_reasons() => Wanted::No,
             None => Wanted::Yes,

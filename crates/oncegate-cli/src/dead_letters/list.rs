@@ -70,18 +70,18 @@ async fn read(args: &ListArgs, place: &dyn LetterPlace) -> Result<ListDocument, 
         place: place.name().to_owned(),
         ..ListDocument::default()
     };
-    super::read(place, |buried| {
+    super::read(place, |stored| {
         document.seen += 1;
-        if args.filter.judge(&buried) != Wanted::Yes {
+        if args.filter.judge(&stored) != Wanted::Yes {
             return;
         }
         document.matching += 1;
-        let cause = buried
+        let cause = stored
             .letter()
             .map_or("foreign", |letter| letter.cause.as_str());
         *document.by_cause.entry(cause).or_default() += 1;
         if document.letters.len() < args.most as usize {
-            document.letters.push(Known::of(&buried));
+            document.letters.push(Known::of(&stored));
         }
     })
     .await?;

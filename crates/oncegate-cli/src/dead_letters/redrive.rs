@@ -186,7 +186,7 @@ impl<'a> PlannedRedrive<'a> {
             let mut letters = self.place.open(self.progress()).await?;
             let dry = self.opened().await?.dry_run();
             let count = dry
-                .run(&mut *letters, |buried| args.filter.judge(buried), |_| {})
+                .run(&mut *letters, |stored| args.filter.judge(stored), |_| {})
                 .await?;
             letters.close().await?;
             what = format!(
@@ -212,15 +212,15 @@ impl<'a> PlannedRedrive<'a> {
         let mut unwritten = None;
         let tell = |step: Step<'_>| {
             let Step {
-                letter: buried,
-                course,
+                letter: stored,
+                action,
             } = step;
-            if course.is_trouble() && troubles.len() < TROUBLES_NAMED_MOST {
-                troubles.push(trouble(buried, course));
+            if action.is_trouble() && troubles.len() < TROUBLES_NAMED_MOST {
+                troubles.push(trouble(stored, action));
             }
-            if let (Some(journal), Some(_)) = (journal, course.to()) {
-                let mut entry = JournalEntry::now("redriven").origin(&buried.place);
-                if let Some(key) = buried.letter().and_then(|letter| letter.key.as_deref()) {
+            if let (Some(journal), Some(_)) = (journal, action.to()) {
+                let mut entry = JournalEntry::now("redriven").origin(&stored.place);
+                if let Some(key) = stored.letter().and_then(|letter| letter.key.as_deref()) {
                     entry = entry.key(key);
                 }
                 unwritten = journal.note(entry).err().or(unwritten.take());
@@ -231,7 +231,7 @@ impl<'a> PlannedRedrive<'a> {
             redrive = redrive.dry_run();
         }
         let redriven = redrive
-            .run(letters, |buried| self.args.filter.judge(buried), tell)
+            .run(letters, |stored| self.args.filter.judge(stored), tell)
             .await;
         if let Some(journal) = journal {
             journal.note_now(JournalEntry::now("redrive_ends").origin(self.place.name()))?;
@@ -332,9 +332,9 @@ impl<'a> PlannedRedrive<'a> {
     }
 }
 
-fn trouble(buried: &StoredDeadLetter, course: &oncegate::admin::RedriveAction) -> Trouble {
+fn trouble(stored: &StoredDeadLetter, action: &oncegate::admin::RedriveAction) -> Trouble {
     use oncegate::admin::RedriveAction;
-    let why = match course {
+    let why = match action {
         RedriveAction::Unreadable(why) => format!("its record cannot be read: {why}"),
         RedriveAction::NoWayBack(why) => why.clone(),
         RedriveAction::RecordMissing => {
@@ -345,9 +345,9 @@ fn trouble(buried: &StoredDeadLetter, course: &oncegate::admin::RedriveAction) -
         _ => "another message with other content has its key: reset that record first, if it may be lost"
             .to_owned(),
     };
-    let key = buried.letter().and_then(|letter| letter.key.clone());
+    let key = stored.letter().and_then(|letter| letter.key.clone());
     Trouble {
-        at: buried.place.to_string(),
+        at: stored.place.to_string(),
         key,
         why,
     }

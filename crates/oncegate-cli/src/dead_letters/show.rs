@@ -78,16 +78,16 @@ pub(super) struct Known {
 }
 
 impl Known {
-    pub(super) fn of(buried: &StoredDeadLetter) -> Self {
-        let message = buried.message();
-        let letter = buried.letter();
+    pub(super) fn of(stored: &StoredDeadLetter) -> Self {
+        let message = stored.message();
+        let letter = stored.letter();
         let produced = message
             .timestamp_ms()
             .and_then(|millis| u64::try_from(millis).ok());
         let produced = produced
             .map(|millis| SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(millis));
         Self {
-            at: buried.place.to_string(),
+            at: stored.place.to_string(),
             known: letter.is_some(),
             message_key: message
                 .key()
@@ -138,7 +138,7 @@ pub(crate) async fn run(args: &ShowArgs) -> Result<Exit, Problem> {
         .place
         .find(loaded.as_ref(), args.scope.as_ref().map(Scope::as_str))?;
     check_positions(&*place, [args.at.as_str()])?;
-    let Some(buried) = within(args.answer.timeout, find(args, &*place)).await? else {
+    let Some(stored) = within(args.answer.timeout, find(args, &*place)).await? else {
         eprintln!(
             "oncegate: there is no letter at {} in {}",
             output::plain(&args.at),
@@ -146,8 +146,8 @@ pub(crate) async fn run(args: &ShowArgs) -> Result<Exit, Problem> {
         );
         return Ok(Exit::No);
     };
-    let known = Known::of(&buried);
-    let content = args.payload.then(|| content(&buried));
+    let known = Known::of(&stored);
+    let content = args.payload.then(|| content(&stored));
     if args.answer.json {
         output::answer_json(&ShowDocument {
             schema: SCHEMA,
@@ -166,17 +166,17 @@ async fn find(
 ) -> Result<Option<StoredDeadLetter>, Problem> {
     let filter = FilterArgs::at(&args.at);
     let mut found = None;
-    super::read(place, |buried| {
-        if filter.judge(&buried) == Wanted::Yes {
-            found = Some(buried);
+    super::read(place, |stored| {
+        if filter.judge(&stored) == Wanted::Yes {
+            found = Some(stored);
         }
     })
     .await?;
     Ok(found)
 }
 
-fn content(buried: &StoredDeadLetter) -> Content {
-    let message = buried.message();
+fn content(stored: &StoredDeadLetter) -> Content {
+    let message = stored.message();
     let headers = message.headers().iter();
     Content {
         payload: lossy(message.payload()),

@@ -86,7 +86,7 @@ impl Launch for Workers {
             given,
         };
         let started = Instant::now();
-        let (worker, foreman) =
+        let (worker, supervisor) =
             workers::start(handler, &limits).map_err(|problem| problem.to_string())?;
         let worker = Arc::new(worker);
         let ready =
@@ -111,10 +111,10 @@ impl Launch for Workers {
             documents: None,
         };
         let end = async move {
-            let by_itself = match foreman {
-                Some(foreman) => {
+            let by_itself = match supervisor {
+                Some(supervisor) => {
                     let start = Duration::from_millis(slowest_start.load(Ordering::Relaxed));
-                    foreman.dismiss_within(end_grace(start)).await
+                    supervisor.stop_within(end_grace(start)).await
                 }
                 None => true,
             };

@@ -23,7 +23,7 @@ use oncegate::observe::Observer;
 use oncegate::source::Source;
 use oncegate::telemetry::Telemetry;
 use oncegate::{Batched, Consumer, ConsumerError, Monitor};
-use oncegate_worker::{BeforeRun, Foreman, Worker, WorkerHandler};
+use oncegate_worker::{BeforeRun, Supervisor, Worker, WorkerHandler};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -89,7 +89,7 @@ struct Assembled {
     /// The time for which the worker may end before it is ready.
     patience: Duration,
     concurrency: u32,
-    foreman: Option<Foreman>,
+    supervisor: Option<Supervisor>,
 }
 
 pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
@@ -194,7 +194,7 @@ async fn consume_all(
         let mut ready = tokio::select! {
             biased;
             () = stop.cancelled() => {
-                dismiss(assembled.into_iter().filter_map(|ready| ready.foreman).collect()).await;
+                stop_workers(assembled.into_iter().filter_map(|ready| ready.supervisor).collect()).await;
                 return stopped_early(loaded);
             }
             ready = assemble(loaded, name, settings, None) => ready.map_err(|problem| problem.of(name))?,
@@ -214,10 +214,10 @@ async fn consume_all(
         .map(|ready| &*ready.servers.source)
         .collect();
     if let Err(declined) = ask_about_history(sources, args.yes, stop).await {
-        dismiss(
+        stop_workers(
             assembled
                 .into_iter()
-                .filter_map(|ready| ready.foreman)
+                .filter_map(|ready| ready.supervisor)
                 .collect(),
         )
         .await;
@@ -228,9 +228,9 @@ async fn consume_all(
     let listen = (accounts.len() == assembled.len()).then_some(status::OFF);
     let served = Served::start(&status, listen, &telemetry).await?;
     let mut consumers = JoinSet::new();
-    let mut foremen = Vec::new();
+    let mut supervisors = Vec::new();
     for mut ready in assembled {
-        foremen.extend(ready.foreman.take());
+        supervisors.extend(ready.supervisor.take());
         let stop = stop.clone();
         consumers.spawn(async move {
             let name = ready.name.clone();
@@ -240,7 +240,7 @@ async fn consume_all(
         });
     }
     let ended = join(consumers, stop).await;
-    dismiss(foremen).await;
+    stop_workers(supervisors).await;
     served.stop().await;
     let summaries: Vec<_> = accounts.iter().map(Account::summary).collect();
     if !summaries.is_empty() {
@@ -352,8 +352,8 @@ async fn join(
     result
 }
 
-async fn dismiss(foremen: Vec<Foreman>) {
-    let mut leaving: JoinSet<bool> = foremen.into_iter().map(Foreman::dismiss).collect();
+async fn stop_workers(supervisors: Vec<Supervisor>) {
+    let mut leaving: JoinSet<bool> = supervisors.into_iter().map(Supervisor::stop).collect();
     while leaving.join_next().await.is_some() {}
 }
 
@@ -403,9 +403,9 @@ pub(crate) async fn feed(
         ready = assemble(loaded, name, settings, Some(feed)) => ready?,
     };
     ready.consumer = ready.consumer.observer(observer);
-    let foreman = ready.foreman.take();
+    let supervisor = ready.supervisor.take();
     let ended = Box::pin(consume(ready, stop)).await;
-    dismiss(foreman.into_iter().collect()).await;
+    stop_workers(supervisor.into_iter().collect()).await;
     ended
 }
 
@@ -457,7 +457,7 @@ async fn assemble(
     let gate = build::with_files(gate, settings).map_err(Problem::configuration)?;
     let handler = settings.handler.clone().unwrap_or_default();
     let limits = workers::limits(loaded, settings, &gate);
-    let (worker, foreman) = workers::start(&handler, &limits)?;
+    let (worker, supervisor) = workers::start(&handler, &limits)?;
     let report = worker.report().clone();
     let worker = Arc::new(worker);
     let handler = WorkerHandler {
@@ -493,6 +493,6 @@ async fn assemble(
         worker,
         patience,
         concurrency,
-        foreman,
+        supervisor,
     })
 }

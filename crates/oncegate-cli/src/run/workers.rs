@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use oncegate::Gate;
-use oncegate_worker::{Foreman, HttpSettings, TokenSource, Worker, WorkerKind, WorkerLimits};
+use oncegate_worker::{HttpSettings, Supervisor, TokenSource, Worker, WorkerKind, WorkerLimits};
 
 use crate::config::values::ProgramSetting;
 use crate::config::{Loaded, shape};
@@ -27,7 +27,7 @@ pub(crate) fn limits(loaded: &Loaded, settings: &shape::Consumer, gate: &Gate) -
 pub(crate) fn start(
     handler: &shape::Handler,
     limits: &WorkerLimits,
-) -> Result<(Worker, Option<Foreman>), Problem> {
+) -> Result<(Worker, Option<Supervisor>), Problem> {
     if let Some((_, absent)) = handler.absent() {
         return Err(Problem::configuration(absent));
     }

@@ -8,7 +8,7 @@
 //! | `enable.ssl.certificate.verification` | `false`: any certificate is accepted |
 //! | `ssl.endpoint.identification.algorithm` | `none`: a certificate may name another host |
 //!
-//! The others that decide about TLS are refused, because nothing here would heed them. librdkafka
+//! The others that decide about TLS are refused, because nothing here would use them. librdkafka
 //! uses OpenSSL; rustls is stricter: a certificate must have the host among its alternative names
 //! (`subjectAltName`).
 

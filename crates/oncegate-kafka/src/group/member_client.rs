@@ -77,7 +77,7 @@ impl MemberClient {
     ///
     /// A commit that waits for a coordinator ends only when the client is closed: by itself, such a
     /// client would never end.
-    pub(super) fn dismantle(self) {
+    pub(super) fn close(self) {
         self.consumer.context().desk().stop();
         let until = Instant::now() + COMMIT_ENDS;
         while !self.commits.is_finished() && Instant::now() < until {
@@ -139,7 +139,7 @@ mod tests {
         let assignment = member.assignments.get(&partition).unwrap();
         assignment.complete(assignment.receive(0).unwrap().receipt);
         client.consumer.context().desk().ask();
-        client.dismantle();
+        client.close();
         assert_eq!(member.assignments.due().len(), 1, "nothing was committed");
     }
 }

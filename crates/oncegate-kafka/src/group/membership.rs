@@ -63,7 +63,7 @@ pub(crate) fn run(
         let Some(trouble) = trouble else {
             drop(left.send(poller.leave()));
             drop(poller);
-            client.dismantle();
+            client.close();
             break;
         };
         if trouble == Trouble::Outdated {

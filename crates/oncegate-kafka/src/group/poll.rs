@@ -128,7 +128,7 @@ impl Poller {
         while self.member.leaving().is_none() {
             self.member.polling(self.held);
             self.refresh();
-            self.mind_the_room();
+            self.pause_when_full();
             self.begin();
             self.seek();
             if self.member.assignments.may_pass() {
@@ -174,7 +174,7 @@ impl Poller {
                 None => break,
             }
         }
-        self.heed();
+        self.act_on_notices();
         self.flush();
         Ok(())
     }
@@ -182,7 +182,7 @@ impl Poller {
     fn take(&mut self, borrowed: &BorrowedMessage<'_>) {
         self.member.delivers();
         // A callback may have run inside this poll, and a log line may concern this message.
-        self.heed();
+        self.act_on_notices();
         self.refresh();
         let Some(assignment) = self.owned.get(borrowed.topic(), borrowed.partition()) else {
             return;
@@ -253,7 +253,7 @@ impl Poller {
     }
 
     /// Acts on the notices from the client's log.
-    fn heed(&mut self) {
+    fn act_on_notices(&mut self) {
         for notice in self.member.notices.take() {
             match notice {
                 Notice::MadeAgain(topic) => self.made_again(&topic),
@@ -295,7 +295,7 @@ impl Poller {
     }
 
     /// Pauses when the buffer is full, and resumes when half of it is free.
-    fn mind_the_room(&mut self) {
+    fn pause_when_full(&mut self) {
         if self.held {
             if self.member.buffer.has_ample_room() {
                 self.held = false;

@@ -147,7 +147,7 @@ impl Succession {
     /// may be needed has none.
     fn retire(&mut self, client: MemberClient, member: &Member) -> Result<(), SourceError> {
         let thread = std::thread::Builder::new().name("oncegate-retired".to_owned());
-        let thread = thread.spawn(move || client.dismantle());
+        let thread = thread.spawn(move || client.close());
         self.retired.push(thread.map_err(|error| {
             SourceError::caused("cannot start the thread that closes a failed client", error)
         })?);

@@ -9,13 +9,13 @@ use oncegate_runtime::Message;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use super::Crew;
+use super::Workers;
 use super::job::Job;
 use super::violations::Violations;
 use crate::protocol::call::{AttemptInfo, Call, Order};
 use crate::protocol::reply::{BatchReply, Reply};
 
-impl Crew {
+impl Workers {
     /// Gives the message to the next worker below its limit, and waits for the answer.
     ///
     /// A call that is withdrawn after it has begun resolves when the worker has answered, or was

@@ -42,7 +42,7 @@ use crate::process::Runnable;
 use crate::report::{Capacity, WorkerReport};
 
 /// Workers that share one queue.
-pub(crate) struct Crew {
+pub(crate) struct Workers {
     jobs: mpsc::Sender<Job>,
     workers: u32,
     /// The capacity of one worker, once the first worker has reported it.
@@ -55,7 +55,7 @@ pub(crate) struct Crew {
 
 /// Keeps the workers running until it is stopped.
 #[derive(Debug)]
-pub struct Foreman {
+pub struct Supervisor {
     tasks: JoinSet<()>,
     stop: CancellationToken,
     /// `true` once a worker had to be signalled at the stop.
@@ -64,7 +64,7 @@ pub struct Foreman {
     end_grace: Arc<OnceLock<Duration>>,
 }
 
-impl Crew {
+impl Workers {
     /// Starts this number of workers.
     ///
     /// With `in_batches`, a worker that does not report that it takes batches is not ready.
@@ -74,7 +74,7 @@ impl Crew {
         in_batches: bool,
         lease: Duration,
         report: &WorkerReport,
-    ) -> (Self, Foreman) {
+    ) -> (Self, Supervisor) {
         let (jobs, queue) = mpsc::channel(1);
         let queue = Arc::new(Mutex::new(queue));
         let (wants, wanted) = watch::channel(None);
@@ -112,7 +112,7 @@ impl Crew {
                 violations,
                 rest,
             },
-            Foreman {
+            Supervisor {
                 tasks,
                 stop,
                 forced,
@@ -159,26 +159,26 @@ impl Crew {
     }
 }
 
-impl fmt::Debug for Crew {
+impl fmt::Debug for Workers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Crew")
+        f.debug_struct("Workers")
             .field("workers", &self.workers)
             .finish_non_exhaustive()
     }
 }
 
-impl Foreman {
+impl Supervisor {
     /// Closes the workers' input, and waits for their end; workers that do not end are terminated.
     /// Returns whether all ended by themselves.
-    pub async fn dismiss(mut self) -> bool {
+    pub async fn stop(mut self) -> bool {
         self.stop.cancel();
         while self.tasks.join_next().await.is_some() {}
         !self.forced.load(Ordering::Relaxed)
     }
 
     /// Does the same, and gives the workers more time to end, if `grace` is more.
-    pub async fn dismiss_within(self, grace: Duration) -> bool {
+    pub async fn stop_within(self, grace: Duration) -> bool {
         _ = self.end_grace.set(grace.max(END_GRACE));
-        self.dismiss().await
+        self.stop().await
     }
 }

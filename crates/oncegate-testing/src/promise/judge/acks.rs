@@ -19,7 +19,7 @@ pub(super) fn acks(evidence: &Evidence, report: &mut PromiseReport) {
     }
     let mut calls: HashMap<(u32, u64), (&str, &Op)> = HashMap::new();
     let mut words: HashMap<(u32, &str), Word> = HashMap::new();
-    let mut buried: HashSet<(u32, &str)> = HashSet::new();
+    let mut dead_lettered: HashSet<(u32, &str)> = HashSet::new();
     for Entry { pid, what, .. } in &evidence.entries {
         match what {
             Occurrence::Invoke { call, key, op } => {
@@ -59,7 +59,7 @@ pub(super) fn acks(evidence: &Evidence, report: &mut PromiseReport) {
                 words.insert((*pid, key), Word::Finished);
             }
             Occurrence::StoredDeadLetter { origin, .. } => {
-                buried.insert((*pid, origin));
+                dead_lettered.insert((*pid, origin));
             }
             Occurrence::Ack { origin, key } => {
                 let word = key
@@ -67,7 +67,7 @@ pub(super) fn acks(evidence: &Evidence, report: &mut PromiseReport) {
                     .and_then(|key| words.get(&(*pid, key.as_str())));
                 let invariant = match word {
                     Some(Word::Finished) => continue,
-                    _ if buried.contains(&(*pid, origin)) => continue,
+                    _ if dead_lettered.contains(&(*pid, origin)) => continue,
                     Some(Word::Lost) => "S9",
                     Some(Word::Unknown) => "S12",
                     Some(Word::Other) | None => "S1",
