@@ -29,11 +29,11 @@ impl Consumer {
     fn at(&self, bootstrap: &str, more: &str) -> PathBuf {
         let config = format!(
             r#"version = 1
-store = {redis:?}
+store = {{ url = {redis:?} }}
 [status]
 listen = "off"
 [consumer.{scope}]
-source = {{ kafka = {{ brokers = {bootstrap:?}, topics = {topic:?} }} }}
+source = {{ kafka = {{ brokers = {bootstrap:?}, topics = [{topic:?}] }} }}
 key = {{ json = ["order_id"] }}
 handler = {{ exec = ["python3", {worker:?}, {ledger:?}] }}
 {more}

@@ -136,6 +136,35 @@ impl Feed {
     }
 }
 
+impl Feed {
+    /// Waits until the record of this order is completed.
+    async fn until_completed(&self, id: &str) {
+        std::fs::write(self.path("asked"), order(id)).unwrap();
+        until("a completed record", LIMIT, async || {
+            let mut inspect = Command::new(program());
+            inspect.current_dir(self.dir.path()).args([
+                "inspect",
+                "--store",
+                "sqlite:records.db",
+                "--scope",
+                "billing",
+                "--key",
+                "order_id",
+                "--route",
+                "stdin",
+                "--json",
+                "asked",
+            ]);
+            let said = String::from_utf8(inspect.output().unwrap().stdout).unwrap();
+            match said.contains(r#""state": "completed""#) {
+                true => Ok(()),
+                false => Err(said),
+            }
+        })
+        .await;
+    }
+}
+
 pub(super) fn order(id: &str) -> String {
     format!(r#"{{"order_id":"{id}"}}"#)
 }
@@ -262,6 +291,8 @@ async fn after_a_kill_the_same_input_runs_only_the_rest() {
     let flags = ["--concurrency", "1", "--lease", "1s"];
     let mut process = feed.start_on_input(&flags);
     feed.until_in_ledger("A-2 0").await;
+    // The next handler may begin while the record of the one before is written.
+    feed.until_completed("A-1").await;
     process.kill();
     std::fs::remove_file(feed.path("gate")).unwrap();
     let ended = feed.run(&flags).await;

@@ -229,10 +229,10 @@ async fn another_content_under_the_same_key_is_refused() {
     let processes = Processes::new();
     let gate = processes.gate(1).fingerprint(FingerprintSpec::payload());
     let with = |text: &'static str| tick().with_payload(text);
-    let one = gate.run(&with(r#"{"amount":1}"#), async |_: Attempt| Ok(1));
-    assert_eq!(one.await.unwrap(), Done::Now(1));
-    let two = gate.run(&with(r#"{"amount":2}"#), async |_: Attempt| Ok(2));
-    let refused = two.await;
+    let (one, two) = (with(r#"{"amount":1}"#), with(r#"{"amount":2}"#));
+    let first = gate.run(&one, async |_: Attempt| Ok(1)).await;
+    assert_eq!(first.unwrap(), Done::Now(1));
+    let refused = gate.run(&two, async |_: Attempt| Ok(2)).await;
     assert!(matches!(refused, Err(RunError::Mismatch)), "{refused:?}");
 }
 
@@ -260,10 +260,8 @@ async fn whatever_the_store_answers_work_runs_once() {
             for (n, runs) in runs.iter().enumerate() {
                 let job = Message::keyed("report", n.to_string());
                 loop {
-                    let work = async |attempt: Attempt| {
-                        if !attempt.recovered() {
-                            runs.fetch_add(1, SeqCst);
-                        }
+                    let work = async |_: Attempt| {
+                        runs.fetch_add(1, SeqCst);
                         Ok(n)
                     };
                     let runner = gate.runner().max_attempts(200).wait(LEASE * 3);
