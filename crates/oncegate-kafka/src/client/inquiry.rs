@@ -38,8 +38,9 @@ const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// The longest wait for the id of a cluster: old brokers have none, and are waited for.
 const CLUSTER_ID_LIMIT: Duration = Duration::from_secs(5);
 
-/// The number of topics that are asked about at the same time.
-const AT_ONCE: usize = 32;
+/// The number of topics that are asked about at the same time. The client repeats a request that
+/// the brokers refuse, as some of these are meant to be, so each takes longer than an answer.
+const AT_ONCE: usize = 256;
 
 /// The number of topics from which on the brokers are asked about all that they have: one request
 /// in place of one a topic.
