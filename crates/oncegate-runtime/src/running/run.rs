@@ -223,7 +223,9 @@ impl Runner<'_> {
             return self.give_up(lease, reason).await;
         }
         let began = Instant::now();
-        let work = AssertUnwindSafe(work(lease.attempt().clone())).catch_unwind();
+        let attempt = lease.attempt().clone();
+        // The call itself may panic, too.
+        let work = AssertUnwindSafe(async move { work(attempt).await }).catch_unwind();
         let ended = self.until_cancelled(&lease, work).await;
         let outcome = match &ended {
             None => RunOutcome::Cancelled,
