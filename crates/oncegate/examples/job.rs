@@ -7,8 +7,8 @@ use std::time::Duration;
 use oncegate::prelude::*;
 use oncegate::running::Done;
 
-/// What a replica does at each tick: the key is the job and the minute for which it was scheduled,
-/// not the time at which the replica wakes.
+/// The work of a replica at each tick. The key is the job and the minute for which it was
+/// scheduled, not the time at which the replica wakes.
 async fn tick(gate: &Gate, replica: u32, minute: &str) -> anyhow::Result<()> {
     let job = Message::keyed("report", minute.to_owned());
     let report = gate

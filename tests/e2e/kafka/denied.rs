@@ -40,8 +40,9 @@ fn record(id: u64) -> Record {
     Record::new(format!(r#"{{"id":{id}}}"#)).partition(partition)
 }
 
-/// How many dead letters may be missing while more messages are produced. The next consumer writes
-/// them all, so they must not be as many as a fast producer sends until the first one has ended.
+/// The most dead letters that may be missing while more messages are produced. The next consumer
+/// writes them all, so they must not be as many as a fast producer sends until the first one has
+/// ended.
 const BEHIND_MOST: usize = 200;
 
 /// Remembers the origins of the messages whose dead letters are written.

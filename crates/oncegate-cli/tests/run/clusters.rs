@@ -25,7 +25,7 @@ impl Consumer {
         ledger.unwrap_or_default().lines().count()
     }
 
-    /// Its configuration with the topic of this cluster, and these lines.
+    /// The configuration with the topic of this cluster, and these lines.
     fn at(&self, bootstrap: &str, more: &str) -> PathBuf {
         let config = format!(
             r#"version = 1

@@ -1,5 +1,5 @@
-//! What follows an attempt that has no result: one table for every door. It has no clock, no store
-//! and no message.
+//! The consequence of an attempt that has no result: one table for every door. It has no clock, no
+//! store and no message.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ pub(crate) enum Consequence {
 /// The reason for which a message is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GiveUp {
-    /// Its handler says so.
+    /// The handler says so.
     Permanent,
     AttemptsUsedUp,
 }

@@ -31,14 +31,14 @@ pub struct Runner<'a> {
 /// The result of work that is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done<T> {
-    /// This call has run it.
+    /// Run by this call.
     Now(T),
-    /// It was run before, by another call or process, and this is its stored result.
+    /// Run before, by another call or process: the stored result.
     Before(T),
 }
 
 impl<T> Done<T> {
-    /// Returns the result, whoever has made it.
+    /// Returns the result, of this call or of another one.
     pub fn into_result(self) -> T {
         match self {
             Self::Now(result) | Self::Before(result) => result,
@@ -50,13 +50,13 @@ impl<T> Done<T> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// It runs elsewhere, or its next attempt is not due: call again.
+    /// The work runs elsewhere, or its next attempt is not due: call again.
     #[error("the work runs elsewhere, or its next attempt is not due: call again in {retry_in:?}")]
     Busy {
         /// The time after which it is worth calling again.
         retry_in: Duration,
     },
-    /// This attempt has failed, and another one may follow: call again.
+    /// The attempt has failed, and another one may follow: call again.
     #[error("attempt {attempt} has no result: {reason}")]
     Failed {
         /// The number of the attempt.
@@ -306,8 +306,9 @@ impl Runner<'_> {
                 return self.give_up(lease, reason).await;
             }
             Consequence::Retry { after, counted } => {
-                let backoff = || self.backoff.wait(attempt, self.gate.fraction());
-                (after.unwrap_or_else(backoff), counted)
+                let delay =
+                    after.unwrap_or_else(|| self.backoff.wait(attempt, self.gate.fraction()));
+                (delay, counted)
             }
             Consequence::Later { after } => (after, false),
             Consequence::Unknown => {

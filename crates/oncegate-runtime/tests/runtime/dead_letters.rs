@@ -246,7 +246,7 @@ impl DeadLetters for Full {
     }
 }
 
-/// Its process ends between its next failure and the letter of that: the attempts are used up.
+/// A process ends between the next failure and the letter of that: the attempts are used up.
 // invariant: redrive-that-loses
 #[tokio::test(start_paused = true)]
 async fn a_letter_that_failed_again_is_written_and_does_not_run() {

@@ -206,7 +206,7 @@ async fn a_future_that_is_dropped_ends_like_a_crash() {
 
 // invariant: run-door
 #[tokio::test(start_paused = true)]
-async fn work_that_takes_too_long_is_cancelled_and_its_successor_counts() {
+async fn work_that_takes_too_long_is_cancelled() {
     let processes = Processes::new();
     let gate = processes.gate(1).max_run(LEASE * 3);
     let work = async |attempt: Attempt| {

@@ -40,7 +40,7 @@ pub(super) const ORDERS_OF_EVERY_FATE: u64 = 40;
 /// One of them that is paid at once, and the one that takes several leases.
 pub(super) const PAYS_AT_ONCE: u64 = 0;
 pub(super) const TAKES_LONG: u64 = 31;
-/// How long an order takes that computes: longer than what is called one after another may.
+/// The time that an order takes that computes: longer than what is called one after another may.
 const COMPUTES_FOR: Duration = Duration::from_millis(20);
 const RETENTION: Duration = Duration::from_secs(86_400);
 const CONCURRENCY: u32 = 8;
