@@ -1,7 +1,7 @@
 //! Work under a claim, for doors that are no consumer: above the gate, and it knows no source.
 //!
 //! [`policy`] is the table of what follows an attempt; consumers and HTTP layers ask it, too.
-//! [`Gate::run`] is the smallest door: it runs a closure and returns its result.
+//! [`Gate::run`](crate::Gate::run) is the smallest door: it runs a closure and returns its result.
 
 pub mod policy;
 
