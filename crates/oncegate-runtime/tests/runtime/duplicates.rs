@@ -5,9 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oncegate::health::Stage;
-use oncegate::{Attempt, Failure, Handler, Message};
+use oncegate::{
+    Attempt, BatchHandler, BatchLimits, BatchMessage, Batched, Consumer, Failure, Handler, Message,
+};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::list::Listed;
 use super::{Bench, numbered};
 
 /// Answers every message as a duplicate with this hook.
@@ -110,4 +113,52 @@ async fn what_was_found_completed_is_answered_when_permits_are_free() {
     ended.expect("none is lost in the engine").unwrap();
     assert_eq!(told.load(SeqCst), MESSAGES);
     assert_eq!(bench.counters.get("handler_runs", "succeeded"), 0);
+}
+
+/// A duplicate that was looked up waits behind a message of its order, and is then in a batch with
+/// messages that are new.
+// invariant: schedule-loses-message
+#[tokio::test(start_paused = true)]
+async fn what_was_found_completed_is_in_batches_with_what_is_new() {
+    const KNOWN: usize = 600;
+    const GROUPS: usize = 100;
+    let known = delivered_again(KNOWN).await;
+    let order = |id: usize| format!(r#"{{"id":{id}}}"#);
+    let groups = (0..GROUPS).flat_map(|n| {
+        let group: &'static str = Box::leak(format!("g{n}").into_boxed_str());
+        [
+            (group, order(10_000 + n)),
+            (group, order(n)),
+            ("", order(20_000 + n)),
+        ]
+    });
+    let messages: Vec<_> = numbered(KNOWN).into_iter().chain(groups).collect();
+    let count = messages.len();
+    let bench = Bench {
+        store: Arc::clone(&known.store),
+        ..Bench::of(messages)
+    };
+    let source = Listed(Arc::clone(&bench.list));
+    let batched = Batched::new(BatchLimits::new(8), Slow);
+    let consumer = Consumer::new(source, bench.gate("runtime"), batched)
+        .observer(Arc::clone(&bench.counters) as _)
+        .in_flight(48, 1 << 20)
+        .concurrency(4);
+    let run = bench.run(consumer, count);
+    let ended = timeout(Duration::from_secs(3_600), run).await;
+    ended.expect("none is lost in the engine").unwrap();
+    let handled = bench.counters.get("handler_runs", "succeeded");
+    assert_eq!(handled, 2 * GROUPS as u64);
+}
+
+/// Takes a moment for what is new.
+struct Slow;
+
+impl BatchHandler for Slow {
+    type Output = ();
+
+    async fn handle(&self, batch: &[BatchMessage]) -> Result<Vec<Result<(), Failure>>, Failure> {
+        sleep(Duration::from_millis(10)).await;
+        Ok(batch.iter().map(|_| Ok(())).collect())
+    }
 }

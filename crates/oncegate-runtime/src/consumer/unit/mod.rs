@@ -58,13 +58,15 @@ async fn run(tasks: Arc<Tasks>, mut members: Vec<Member>) -> Vec<Ended> {
             started.push(member);
         }
     }
-    if !found.is_empty() {
-        return calls::run(&tasks, found, Vec::new(), ended).await;
-    }
     let Some(first) = started.first() else {
-        return ended;
+        return calls::run(&tasks, found, Vec::new(), ended).await;
     };
     let route = Arc::clone(&first.item.route);
+    if !found.is_empty() {
+        // They waited behind others, and are in a batch with what is new now.
+        let others = Arc::clone(&tasks);
+        tasks.spawn(async move { calls::run(&others, found, Vec::new(), Vec::new()).await });
+    }
     match &route.transactional {
         None => claims::run(&tasks, started, Purpose::Run, ended).await,
         Some(transactional) => {
