@@ -1,0 +1,1 @@
+//! Claims over HTTP, for functions in any language.

@@ -1,0 +1,1 @@
+//! A proxy for `Idempotency-Key` in front of a service.

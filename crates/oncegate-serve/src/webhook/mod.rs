@@ -1,0 +1,1 @@
+//! Events of providers: signature, key, claim, handler.
