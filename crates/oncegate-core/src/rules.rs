@@ -196,11 +196,12 @@ fn claim(now: StoreTime, record: Option<Record>, claimant: &Claimant) -> (Option
     verdict(record, found, uncompared)
 }
 
-/// Returns whether both sides have a fingerprint, and of the same specification.
+/// Returns whether both sides have a fingerprint, and of the same specification. A mark tells that
+/// contents differ, and refuses none.
 fn are_comparable(theirs: Option<Fingerprint>, ours: Option<Fingerprint>) -> bool {
-    theirs
-        .zip(ours)
-        .is_some_and(|(theirs, ours)| theirs.specification() == ours.specification())
+    theirs.zip(ours).is_some_and(|(theirs, ours)| {
+        theirs.specification() == ours.specification() && !ours.is_mark()
+    })
 }
 
 /// Returns the grant that the record's owner has got, if `token` is its token.

@@ -34,6 +34,12 @@ impl<'o> Json<'o> {
         self.checked()
     }
 
+    /// Writes bytes as they are. The scanner of the document refuses those that are no UTF-8.
+    pub(crate) fn raw_bytes(&mut self, bytes: &[u8]) -> Result<(), KeyError> {
+        self.out.extend_from_slice(bytes);
+        self.checked()
+    }
+
     pub(crate) fn open(&mut self, bracket: u8) {
         self.out.push(bracket);
     }

@@ -27,6 +27,7 @@
 mod avro;
 mod encoding;
 mod framing;
+mod inside;
 mod json;
 mod protobuf;
 mod registry;
@@ -43,6 +44,7 @@ use oncegate_core::key::{
 use self::avro::AvroSchema;
 pub use self::encoding::Encoding;
 use self::framing::Framed;
+use self::inside::Place;
 use self::json::Json;
 use self::protobuf::{ProtoFile, ProtobufSchema};
 pub use self::registry::Registry;
@@ -63,6 +65,8 @@ pub struct SchemaFormat {
     body: Body,
     encodings: Vec<Encoding>,
     encoding_header: Option<String>,
+    /// The place inside a document of JSON; `None` when the payload itself has this format.
+    place: Option<Place>,
 }
 
 #[derive(Debug)]
@@ -158,6 +162,21 @@ impl SchemaFormat {
         self
     }
 
+    /// Reads payloads of JSON that have what this format describes in the string at this path, such
+    /// as `record.data`: names between dots, with `\` before a dot or backslash in a name. The
+    /// document then has the decoded value in the place of the string, and a document without the
+    /// string stays as it is.
+    ///
+    /// [`encodings`](Self::encodings) are those of the string, base64 by default; those that
+    /// [`encoding_header`](Self::encoding_header) names stay those of the payload.
+    ///
+    /// # Errors
+    /// When the path has a blank name, another escape, or more than 16 names.
+    pub fn at(mut self, path: &str) -> Result<Self, SchemaError> {
+        self.place = Some(Place::parse(path)?);
+        Ok(self)
+    }
+
     /// Asks the registry whether it answers. Without one, there is nothing to ask.
     ///
     /// # Errors
@@ -174,18 +193,23 @@ impl SchemaFormat {
             body,
             encodings: Vec::new(),
             encoding_header: None,
+            place: None,
         }
     }
 
-    /// The payload without its encodings.
+    /// The payload without the encodings of its whole.
     fn decoded<'m>(
         &self,
         message: &'m dyn KeySource,
         limit: usize,
     ) -> Result<Cow<'m, [u8]>, KeyError> {
         let payload = message.payload().ok_or(KeyError::NoPayload)?;
+        let encodings = match self.place {
+            Some(_) => &[],
+            None => self.encodings.as_slice(),
+        };
         let Some(name) = &self.encoding_header else {
-            return encoding::decode(payload, &self.encodings, limit);
+            return encoding::decode(payload, encodings, limit);
         };
         let of_header = match message.header(name) {
             HeaderValue::Absent => Vec::new(),
@@ -194,12 +218,88 @@ impl SchemaFormat {
         };
         // The encodings of the header were applied to the whole, so they are undone first.
         let payload = encoding::decode(payload, &of_header, limit)?;
-        match self.encodings.as_slice() {
+        match encodings {
             [] => Ok(payload),
             encodings => Ok(Cow::Owned(
                 encoding::decode(&payload, encodings, limit)?.into_owned(),
             )),
         }
+    }
+
+    /// The bytes that the string at the format's place stands for.
+    fn decoded_string(&self, text: &str, limit: usize) -> Result<Vec<u8>, KeyError> {
+        let encodings = match self.encodings.as_slice() {
+            [] => &[Encoding::Base64],
+            encodings => encodings,
+        };
+        Ok(encoding::decode(text.as_bytes(), encodings, limit)?.into_owned())
+    }
+
+    /// Writes the document of decoded bytes, unless it is a part of them: then it returns where it
+    /// begins.
+    fn write(
+        &self,
+        message: &dyn KeySource,
+        payload: &[u8],
+        wanted: Wanted<'_>,
+        limit: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<usize>, KeyError> {
+        match &self.body {
+            Body::Json => match foreign_form(payload) {
+                Some(what) => Err(KeyError::Framed { what }),
+                None => Ok(Some(0)),
+            },
+            Body::Avro(schema) => {
+                let read = schema.document(payload, 0, wanted, Json::new(out, limit));
+                if let Err(KeyError::MalformedPayload { .. }) = read
+                    && let Some(what) = foreign_avro(payload)
+                {
+                    return Err(KeyError::Framed { what });
+                }
+                read.map(|()| None)
+            }
+            Body::Protobuf {
+                schema,
+                message: id,
+            } => {
+                let read = schema.document(*id, payload, 0, wanted, Json::new(out, limit));
+                read.map(|()| None)
+            }
+            Body::Registry(schemas) => {
+                Self::framed(schemas, message, payload, wanted, Json::new(out, limit))
+            }
+        }
+    }
+
+    /// Writes a document whose string at the format's place is replaced by what it stands for.
+    /// Returns `false` when there is nothing to replace, or a key wants nothing of it.
+    fn write_around(
+        &self,
+        place: &Place,
+        message: &dyn KeySource,
+        document: &[u8],
+        wanted: &Wanted<'_>,
+        limit: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<bool, KeyError> {
+        let Some(wanted) = place.wanted(wanted) else {
+            return Ok(false);
+        };
+        let Some(found) = place.find(document)? else {
+            return Ok(false);
+        };
+        let bytes = self.decoded_string(&found.text, limit)?;
+        out.extend_from_slice(document.get(..found.literal.start).unwrap_or_default());
+        if let Some(start) = self.write(message, &bytes, wanted, limit, out)? {
+            let value = bytes.get(start..).unwrap_or_default();
+            // More than one value could close the document around it, and write another one.
+            place.check_value(value)?;
+            out.extend_from_slice(value);
+        }
+        let rest = document.get(found.literal.end..).unwrap_or_default();
+        Json::new(out, limit).raw_bytes(rest)?;
+        Ok(true)
     }
 
     /// Writes the document of a payload whose schema is in the registry.
@@ -254,30 +354,14 @@ impl Format for SchemaFormat {
         out: &mut Vec<u8>,
     ) -> Result<DocumentPlace<'m>, KeyError> {
         let payload = self.decoded(message, limit)?;
-        // The offset of the document in the payload, if it is a part of it.
-        let plain = match &self.body {
-            Body::Json => {
+        let plain = match &self.place {
+            None => self.write(message, &payload, wanted, limit, out)?,
+            Some(place) => {
                 if let Some(what) = foreign_form(&payload) {
                     return Err(KeyError::Framed { what });
                 }
-                Some(0)
-            }
-            Body::Avro(schema) => {
-                let read = schema.document(&payload, 0, wanted, Json::new(out, limit));
-                if let Err(KeyError::MalformedPayload { .. }) = read
-                    && let Some(what) = foreign_avro(&payload)
-                {
-                    return Err(KeyError::Framed { what });
-                }
-                read?;
-                None
-            }
-            Body::Protobuf { schema, message } => {
-                schema.document(*message, &payload, 0, wanted, Json::new(out, limit))?;
-                None
-            }
-            Body::Registry(schemas) => {
-                Self::framed(schemas, message, &payload, wanted, Json::new(out, limit))?
+                let written = self.write_around(place, message, &payload, &wanted, limit, out)?;
+                (!written).then_some(0)
             }
         };
         match (plain, payload) {
@@ -305,6 +389,18 @@ impl Format for SchemaFormat {
         let name = {
             let Ok(payload) = self.decoded(message, limit) else {
                 return Ok(());
+            };
+            let payload = match &self.place {
+                None => payload,
+                Some(place) => {
+                    let Ok(Some(found)) = place.find(&payload) else {
+                        return Ok(());
+                    };
+                    let Ok(bytes) = self.decoded_string(&found.text, limit) else {
+                        return Ok(());
+                    };
+                    Cow::Owned(bytes)
+                }
             };
             let Ok(framed) = Framed::of(message, &payload) else {
                 return Ok(());

@@ -44,6 +44,10 @@ pub(crate) struct Format {
     /// The compressions or encodings of whole payloads, the outermost first: `gzip`, `zstd`,
     /// `base64`.
     pub(crate) encoding: Option<Names>,
+    /// Payloads are JSON that has what the other settings describe in the string at this path, such
+    /// as `record.data`. `encoding` is that of the string, base64 by default. The document has the
+    /// decoded value in its place.
+    pub(crate) at: Option<String>,
     /// A header that names how a payload is compressed or encoded, such as `content-encoding`.
     pub(crate) encoding_header: Option<String>,
     /// The payload that workers get: the bytes that came (`payload`), or the document of the whole
@@ -158,6 +162,10 @@ impl Format {
             None => format,
         };
         let format = format.encodings(self.encodings()?);
+        let format = match &self.at {
+            Some(path) => format.at(path).map_err(|error| error.to_string())?,
+            None => format,
+        };
         Ok(match &self.encoding_header {
             Some(header) => format.encoding_header(header),
             None => format,

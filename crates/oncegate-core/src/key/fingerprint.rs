@@ -16,16 +16,18 @@ use super::path::{self, Node, Path};
 use super::paths::PathTrees;
 use super::scratch::{Scanning, Scratch, with_scratch, within};
 use super::spec::canonical_paths;
-use super::{Key, Source, TenantSource};
+use super::{Key, Source, StoreKey, TenantSource};
 
 const CONTEXT: &str = "oncegate 2026-11-21 fingerprint v1";
+const MARK_CONTEXT: &str = "oncegate 2026-12-01 content mark v1";
 const SPECIFICATION_CONTEXT: &str = "oncegate 2026-11-21 fingerprint specification v1";
 
 /// A digest of a message's content: one byte that names the specification, and six of the content's
 /// BLAKE3 hash.
 ///
-/// The first byte is never 0, so a store writes seven zeros for "no fingerprint". Two contents have
-/// the same six bytes with a probability of 1 in 2.8 * 10^14.
+/// The first byte is 0 in a [mark](ContentMark) alone, and the others are never all 0, so a store
+/// writes seven zeros for "no fingerprint". Two contents have the same six bytes with a probability
+/// of 1 in 2.8 * 10^14.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; Fingerprint::BYTES]);
 
@@ -45,12 +47,56 @@ impl Fingerprint {
         &self.0
     }
 
-    /// The byte that names the specification, 1 to 255. Fingerprints of different specifications
-    /// must not be compared.
+    /// The byte that names the specification, 1 to 255, or 0 for a mark. Fingerprints of different
+    /// specifications must not be compared.
     #[must_use]
     pub fn specification(&self) -> u8 {
         let [specification, ..] = self.0;
         specification
+    }
+
+    /// Returns whether it is a [mark](ContentMark), which refuses nothing.
+    #[must_use]
+    pub fn is_mark(&self) -> bool {
+        self.specification() == ContentMark::SPECIFICATION
+    }
+}
+
+/// Marks one key in sixteen with a digest of its payload, where no fingerprint is wanted.
+///
+/// Ids that are used again for something else are dropped as duplicates. A mark finds that out
+/// while nothing refuses it, at half a byte a record. Which keys have one depends on the key alone,
+/// so all messages of a key agree.
+#[derive(Clone, Debug)]
+pub struct ContentMark {
+    hasher: blake3::Hasher,
+}
+
+impl Default for ContentMark {
+    fn default() -> Self {
+        Self {
+            hasher: blake3::Hasher::new_derive_key(MARK_CONTEXT),
+        }
+    }
+}
+
+impl ContentMark {
+    const SPECIFICATION: u8 = 0;
+
+    /// Returns the mark of a message with this key, if the key has one.
+    pub fn of(&self, key: &StoreKey, message: &(impl KeySource + ?Sized)) -> Option<Fingerprint> {
+        let [.., last] = *key.digest().as_bytes();
+        if !last.is_multiple_of(16) {
+            return None;
+        }
+        let mut hasher = self.hasher.clone();
+        if let Some(payload) = message.payload() {
+            hasher.update(&[1]).update(payload);
+        }
+        let hash = hasher.finalize();
+        let [a, b, c, d, e, f, ..] = *hash.as_bytes();
+        // Zeros alone would be no fingerprint.
+        Some(Fingerprint([Self::SPECIFICATION, a, b, c, d, e, f.max(1)]))
     }
 }
 

@@ -77,7 +77,7 @@ pub use self::derive::CompiledKey;
 pub use self::descriptor::Descriptor;
 pub use self::error::{KeyError, KeySpecError};
 pub use self::explain::Explanation;
-pub use self::fingerprint::{CompiledFingerprint, Fingerprint, FingerprintSpec};
+pub use self::fingerprint::{CompiledFingerprint, ContentMark, Fingerprint, FingerprintSpec};
 use self::format::SharedFormat;
 pub use self::format::{
     DocumentPlace, Format, PrepareError, Wanted, foreign_avro, foreign_form, is_s3_pointer,

@@ -243,6 +243,7 @@ impl Shared {
                     .iter()
                     .cloned()
                     .chain(fails_open.clone())
+                    .chain(route.gate.other_contents())
                     .collect(),
                 lease: settings.lease,
                 lease_remaining: route.gate.least_lease_remaining(),

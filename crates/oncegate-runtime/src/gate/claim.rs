@@ -124,8 +124,10 @@ impl OpenClaim {
                 verdict,
                 uncompared,
             }) => {
-                if uncompared {
+                if uncompared && !self.identity.has_mark() {
                     gate.observe(Event::FingerprintUncompared { scope });
+                } else if uncompared && matches!(verdict, Verdict::Completed { .. }) {
+                    gate.note_other_content();
                 }
                 Ok(verdict)
             }

@@ -1,12 +1,13 @@
 //! An open gate: its checked settings and store, and its operations for a message.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate_core::key::{
-    CompiledFingerprint, CompiledKey, Fingerprint, KeyError, PrepareError, Scope, StoreKey,
+    CompiledFingerprint, CompiledKey, ContentMark, Fingerprint, KeyError, PrepareError, Scope,
+    StoreKey,
 };
 use oncegate_core::record::{State, Token, TokenTag};
 use oncegate_core::rules::{Operation, Reply};
@@ -33,6 +34,10 @@ pub(crate) struct OpenGate {
     pub(super) scope: Scope,
     pub(super) key: CompiledKey,
     pub(super) fingerprint: Option<CompiledFingerprint>,
+    /// The marks of contents, where there is no fingerprint.
+    pub(super) content_mark: ContentMark,
+    /// The number of duplicates with another content.
+    pub(super) other_contents: AtomicU64,
     pub(super) settings: GateSettings,
     /// `None`: messages always wait for the store.
     pub(super) fail_open_after: Option<Duration>,
@@ -58,6 +63,13 @@ pub(crate) struct OpenGate {
 pub(crate) struct Identity {
     pub(crate) key: StoreKey,
     pub(crate) fingerprint: Option<Fingerprint>,
+}
+
+impl Identity {
+    /// Returns whether the content is marked only, so that another one is counted, not refused.
+    pub(super) fn has_mark(&self) -> bool {
+        self.fingerprint.as_ref().is_some_and(Fingerprint::is_mark)
+    }
 }
 
 impl OpenGate {
@@ -116,12 +128,27 @@ impl OpenGate {
             return Err(KeyError::BadInput { what });
         }
         let (key, tenant) = self.key.derive_with_tenant(message.route(), message)?;
-        let fingerprint = self
-            .fingerprint
-            .as_ref()
-            .map(|fingerprint| fingerprint.derive(message))
-            .transpose()?;
+        let fingerprint = match &self.fingerprint {
+            Some(fingerprint) => Some(fingerprint.derive(message)?),
+            None => self.content_mark.of(&key, message),
+        };
         Ok((Identity { key, fingerprint }, tenant))
+    }
+
+    /// Counts a duplicate with another content than the message that was handled.
+    pub(super) fn note_other_content(&self) {
+        self.other_contents.fetch_add(1, Relaxed);
+        self.observe(Event::OtherContent {
+            scope: self.scope(),
+        });
+    }
+
+    /// Returns what the marks of contents have found, in words, if it is anything.
+    pub(crate) fn other_contents(&self) -> Option<String> {
+        let count = self.other_contents.load(Relaxed);
+        (count > 0).then(|| {
+            format!("{count} duplicates had another content than the message that was handled (one key in 16 is looked at): if their id is used again for something else, they were lost; put what tells them apart into the key, or set `fingerprint`")
+        })
     }
 
     /// The source of its random numbers.
@@ -151,7 +178,11 @@ impl OpenGate {
                 fingerprint,
             } = found.ok()??;
             if fingerprint != identity.fingerprint {
-                return None;
+                let record = fingerprint?;
+                if !(record.is_mark() && identity.has_mark()) {
+                    return None;
+                }
+                self.note_other_content();
             }
             // In a replay, nearly all duplicates are answered here, and no claim finds them.
             if let Some(losses) = &self.losses {

@@ -1,8 +1,9 @@
 //! The opening of a gate.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
-use oncegate_core::key::{Descriptor, Scope};
+use oncegate_core::key::{ContentMark, Descriptor, Scope};
 use oncegate_core::store::Store;
 use tokio_util::sync::CancellationToken;
 
@@ -47,6 +48,8 @@ impl Gate {
             scope,
             key,
             fingerprint,
+            content_mark: ContentMark::default(),
+            other_contents: AtomicU64::default(),
             settings: self.settings,
             fail_open_after: self.fail_open_after,
             store: Arc::clone(&self.store),
@@ -84,6 +87,8 @@ impl Gate {
                 .as_ref()
                 .map(|spec| spec.compile(&self.key))
                 .transpose()?,
+            content_mark: ContentMark::default(),
+            other_contents: AtomicU64::default(),
             scope,
             settings: self.settings,
             fail_open_after: None,

@@ -233,6 +233,11 @@ pub const CATALOGUE: &[Metric] = &[
         "records whose fingerprint has another specification, so that it was not compared",
     ),
     Metric::counter(
+        "other_contents",
+        SCOPE,
+        "duplicates with another content than the message that was handled; one key in 16 is looked at, in scopes without a fingerprint",
+    ),
+    Metric::counter(
         "duplicate_hooks_failed",
         SCOPE,
         "messages acknowledged although `Handler::duplicate` has failed every time",

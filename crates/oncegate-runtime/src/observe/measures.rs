@@ -17,6 +17,7 @@ impl Event<'_> {
             Self::Completed { .. } => ("completions", "", 1),
             Self::CompleteLost { .. } => ("complete_lost", "", 1),
             Self::FingerprintUncompared { .. } => ("fingerprints_uncompared", "", 1),
+            Self::OtherContent { .. } => ("other_contents", "", 1),
             Self::ResultNotKept { .. } => ("results_not_kept", "", 1),
             Self::ResultLost { .. } => ("results_lost", "", 1),
             Self::ResultStoreError { operation, .. } => ("result_store_errors", operation, 1),
@@ -80,6 +81,7 @@ impl Event<'_> {
             | Self::Completed { scope, .. }
             | Self::CompleteLost { scope }
             | Self::FingerprintUncompared { scope }
+            | Self::OtherContent { scope }
             | Self::ResultNotKept { scope }
             | Self::ResultLost { scope }
             | Self::ResultStoreError { scope, .. }

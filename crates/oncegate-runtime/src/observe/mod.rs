@@ -81,6 +81,12 @@ pub enum Event<'a> {
         /// The gate's scope.
         scope: &'a str,
     },
+    /// A duplicate has another content than the message that was handled. One key in sixteen is
+    /// looked at, in scopes without a fingerprint.
+    OtherContent {
+        /// The gate's scope.
+        scope: &'a str,
+    },
     /// A result was too large, could not be encoded, or was not taken by the result store: the
     /// record holds that the work is done, without the result.
     ResultNotKept {

@@ -162,3 +162,41 @@ impl BatchHandler for Slow {
         Ok(batch.iter().map(|_| Ok(())).collect())
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_id_that_is_used_again_shows_in_the_status() {
+    fn orders(amount: u32) -> impl Iterator<Item = (&'static str, String)> {
+        let order = move |id| ("orders", format!(r#"{{"id":{id},"amount":{amount}}}"#));
+        (0..400).map(order)
+    }
+    let first = Bench::of(orders(1));
+    let consumer = first.consumer(Hooked(|| std::future::ready(())));
+    first.run(consumer, 400).await.unwrap();
+    let is_marked = |record: &oncegate::core::record::Record| record.fingerprint.is_some();
+    let records = first.store.records();
+    let marked = records.iter().filter(|(_, record)| is_marked(record));
+    let marked = marked.count() as u64;
+    assert!((5..60).contains(&marked), "one key in sixteen: {marked}");
+
+    for (amount, expected) in [(1, 0), (2, marked)] {
+        let again = Bench {
+            store: Arc::clone(&first.store),
+            ..Bench::of(orders(amount))
+        };
+        let consumer = again.consumer(Hooked(|| std::future::ready(())));
+        let monitor = consumer.monitor();
+        let list = Arc::clone(&again.list);
+        let watched = async {
+            list.until_acked(400).await;
+            let warnings = monitor.status().scopes[0].warnings.concat();
+            assert_eq!(
+                warnings.contains("duplicates had another content"),
+                expected > 0,
+                "{warnings}"
+            );
+        };
+        consumer.run_until(watched).await.unwrap();
+        assert_eq!(again.counters.total("other_contents"), expected);
+        assert_eq!(again.counters.total("fingerprints_uncompared"), 0);
+    }
+}

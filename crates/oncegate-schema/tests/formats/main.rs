@@ -12,5 +12,6 @@ mod common;
 mod constant;
 mod encodings;
 mod hostile;
+mod inside;
 mod protobuf;
 mod reader;

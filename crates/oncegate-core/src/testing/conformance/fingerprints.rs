@@ -50,6 +50,9 @@ pub(super) async fn another_specification_is_not_compared(subject: &StoreUnderTe
         (Some(fingerprint(1, 1)), Some(fingerprint(2, 2))),
         (Some(fingerprint(1, 1)), None),
         (None, Some(fingerprint(2, 2))),
+        // A mark of a content, which refuses no other one.
+        (Some(fingerprint(0, 1)), Some(fingerprint(0, 2))),
+        (Some(fingerprint(0, 1)), Some(fingerprint(1, 1))),
     ];
     for (theirs, ours) in pairs {
         for (key, state) in subject.in_every_state(theirs).await {

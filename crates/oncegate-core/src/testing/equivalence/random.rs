@@ -285,10 +285,12 @@ impl Choices {
 }
 
 fn any_fingerprint(random: &mut fastrand::Rng) -> Option<Fingerprint> {
-    match random.u8(..4) {
+    match random.u8(..6) {
         0 => None,
         1 => Some(fingerprint(1, 1)),
         2 => Some(fingerprint(1, 2)),
+        3 => Some(fingerprint(0, 1)),
+        4 => Some(fingerprint(0, 2)),
         _ => Some(fingerprint(2, 1)),
     }
 }
