@@ -62,6 +62,7 @@
 //! | `amqp-tls` | TLS for it (`amqps://`) | no |
 //! | `sqlx` | [`Attempt::commit_with`] takes sqlx's transactions on PostgreSQL | no |
 //! | `schema` | `schema`: keys of Avro, Protobuf and compressed payloads, with a schema registry or a file | no |
+//! | `lambda` | `lambda`: handlers as AWS Lambda functions | no |
 //! | `results-fs` | [`results`]: large results in files, or behind a client of `object_store` | no |
 //! | `results-s3` | the same in S3 | no |
 //! | `metrics` | [`telemetry`]: metrics through the `metrics` facade | no |
@@ -96,6 +97,8 @@ pub use oncegate_amqp as amqp;
 pub use oncegate_http as http;
 #[cfg(feature = "kafka")]
 pub use oncegate_kafka as kafka;
+#[cfg(feature = "lambda")]
+pub use oncegate_lambda as lambda;
 #[cfg(feature = "postgres")]
 pub use oncegate_postgres as postgres;
 #[cfg(feature = "redis")]
@@ -132,6 +135,11 @@ pub mod guide_to_redis {}
 #[cfg(all(doctest, feature = "http", feature = "postgres", feature = "sqlite"))]
 #[doc = include_str!("../../../docs/HTTP.md")]
 pub mod guide_to_http {}
+
+/// The program of the document about Lambda, compiled as a documentation test.
+#[cfg(all(doctest, feature = "lambda", feature = "redis"))]
+#[doc = include_str!("../../../docs/LAMBDA.md")]
+pub mod guide_to_lambda {}
 
 /// The programs of the observability document, compiled as documentation tests.
 #[cfg(all(doctest, feature = "kafka", feature = "status"))]

@@ -8,6 +8,7 @@ use axum::Router;
 use axum::extract::Path;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::get;
+use base64::Engine as _;
 use oncegate::core::key::{CompiledKey, Field, Key, KeyInput, KeySource as _, Scope};
 use oncegate::schema::{Registry, SchemaFormat};
 use oncegate_testkit::{Certificates, HttpServer, Kafka, SchemaRegistry};
@@ -16,16 +17,37 @@ use rdkafka::Message as _;
 use super::produce;
 
 fn key() -> Key {
+    key_below("")
+}
+
+/// The key of an order that is at this place of a document.
+fn key_below(place: &str) -> Key {
     use oncegate::core::key::TimeUnit::Millis;
     Key::json([
-        Field::from("order_id"),
-        Field::path("amount").decimal(),
-        Field::path("at").timestamp(Millis),
+        Field::path(format!("{place}order_id")),
+        Field::path(format!("{place}amount")).decimal(),
+        Field::path(format!("{place}at")).timestamp(Millis),
     ])
 }
 
 fn compiled(key: &Key) -> CompiledKey {
     key.compile(&Scope::new("billing").unwrap()).unwrap()
+}
+
+/// Checks that a payload inside a string of JSON has the key of its twin inside that JSON.
+async fn has_the_key_of_json_inside(registry: &SchemaRegistry, payload: &[u8], twin: &str) {
+    let format = SchemaFormat::registry(Registry::new(&registry.url())).unwrap();
+    let format = Arc::new(format.at("event.data").unwrap());
+    let key = compiled(&key_below("event.data.").format(format));
+    let text = base64::engine::general_purpose::STANDARD.encode(payload);
+    let document = format!(r#"{{"event": {{"id": 7, "data": "{text}"}}}}"#);
+    let input = KeyInput::payload(&document);
+    let unprepared = key.derive("orders", &input).unwrap_err();
+    assert_eq!(unprepared.kind(), "not_prepared");
+    key.prepare(&input).await.unwrap();
+    let twin = format!(r#"{{"event": {{"id": 7, "data": {twin}}}}}"#);
+    let expected = compiled(&key_below("event.data.")).derive("orders", &KeyInput::payload(&twin));
+    assert_eq!(key.derive("orders", &input), expected, "{twin}");
 }
 
 /// Checks that each message of the topic has the key of the JSON that was printed for it.
@@ -54,6 +76,7 @@ async fn has_the_keys_of_json(kind: &str, kinds: &[&str]) {
         framed.prepare(&input).await.unwrap();
         let expected = json.derive(&topic, &KeyInput::payload(twin));
         assert_eq!(framed.derive(&topic, &input), expected, "{twin}");
+        has_the_key_of_json_inside(&registry, message.payload().unwrap(), twin).await;
         // Newer serialisers put the same bytes into a header: of Protobuf, with the indexes of the
         // second message.
         let length = if kinds == ["protobuf"] { 7 } else { 5 };
