@@ -58,8 +58,10 @@ impl Held {
             key,
             rule,
         } = self;
-        let in_body = || rule.as_ref().and_then(|rule| rule.key_of_body(body));
-        let key = match key.map(Ok).or_else(in_body) {
+        let found = key
+            .map(Ok)
+            .or_else(|| rule.as_ref().and_then(|rule| rule.key_of_body(body)));
+        let key = match found {
             Some(Ok(key)) => key,
             Some(Err(_)) if rule.as_ref().is_some_and(|rule| !rule.required) => return Ok(None),
             Some(Err(problem)) => return Err(problem),

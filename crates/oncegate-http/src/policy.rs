@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_says_which_statuses_are_kept_and_the_handler_overrides_it() {
+    fn a_rule_says_which_statuses_are_kept() {
         let rule = Rule::new("POST", "/a")
             .unwrap()
             .keep(["2xx", "500"])

@@ -7,13 +7,12 @@ use ::http::header::{CONTENT_TYPE, HOST};
 use ::http::request::Parts;
 use ::http::uri::Authority;
 use ::http::{HeaderMap, Method, Uri};
-use axum::extract::OriginalUri;
 use bytes::Bytes;
 use oncegate_core::key::{FingerprintSpec, Key, TenantSource};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::rules::{RequestPart, Rule};
+use super::rules::{RequestPart, Rule, sent_uri};
 use oncegate_runtime::gate::Gate;
 use oncegate_runtime::message::{Header, Message, Origin};
 
@@ -144,15 +143,6 @@ fn header(name: &str, value: &str) -> Header {
     }
 }
 
-/// The URI that the client sent. A nested router of axum strips its prefix from that of the
-/// request.
-pub(super) fn sent_uri(request: &Parts) -> &Uri {
-    request
-        .extensions
-        .get::<OriginalUri>()
-        .map_or(&request.uri, |OriginalUri(uri)| uri)
-}
-
 /// The host that the client named, in lower case and without a port: in the URI (HTTP/2), or in its
 /// header.
 fn host(uri: &Uri, headers: &HeaderMap) -> Option<String> {
@@ -163,7 +153,7 @@ fn host(uri: &Uri, headers: &HeaderMap) -> Option<String> {
     Some(host.to_ascii_lowercase())
 }
 
-/// Returns the fields of a query or form in the order of their names. Those of one name keep theirs.
+/// Returns the fields of a query or form by their names. Those of one name keep their order.
 fn by_name(fields: &str) -> String {
     let mut fields: Vec<&str> = fields.split('&').collect();
     fields.sort_by_key(|field| field.split('=').next().unwrap_or_default());
@@ -320,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn under_a_rule_the_order_of_names_does_not_count_and_ignored_parts_neither() {
+    fn under_a_rule_order_and_ignored_parts_do_not_count() {
         let form = "application/x-www-form-urlencoded";
         let of = |uri: &str, body: &'static str, rule: Option<Rule>| {
             let request = Request::post(uri).header("content-type", form);

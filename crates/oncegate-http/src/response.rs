@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repetition_gets_no_permission_or_trace_of_the_first_client() {
+    fn a_repetition_gets_nothing_of_the_first_client() {
         let kept = |lines: &[(&'static str, &'static str)]| repeatable(&headers(lines));
         let of_one = kept(&[
             ("access-control-allow-origin", "https://one.example"),

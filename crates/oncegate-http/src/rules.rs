@@ -1,7 +1,7 @@
 //! Rules: which requests a layer holds, where their keys are, and what is kept of their responses.
 //!
-//! A layer without rules holds every POST and PATCH. With rules it holds what they name, and nothing
-//! else: all other requests pass as they are.
+//! A layer without rules holds every POST and PATCH. With rules it holds what they name, and
+//! nothing else: all other requests pass as they are.
 //!
 //! # Not obvious
 //!
@@ -17,14 +17,14 @@ use std::time::Duration;
 
 use ::http::header::HeaderName;
 use ::http::request::Parts;
-use ::http::{Method, StatusCode};
+use ::http::{Method, StatusCode, Uri};
+use axum::extract::OriginalUri;
 use bytes::Bytes;
 use oncegate_core::key::{CompiledKey, Key, KeyInput, Scope};
 use percent_encoding::percent_decode_str;
 
 use super::key::MAX_KEY_BYTES;
 use super::problem::Problem;
-use super::request::sent_uri;
 
 /// Begins keys that do not come from a header: no header can have it.
 const OF_RULE: char = '\u{1}';
@@ -98,7 +98,7 @@ pub struct Rule {
     pub(super) ignored: Vec<RequestPart>,
 }
 
-/// Where the key of a rule's requests is.
+/// The place of the key in a rule's requests.
 #[derive(Clone, Debug)]
 enum RuleKey {
     /// In the first of the layer's headers that is there.
@@ -121,7 +121,7 @@ pub enum RequestPart {
 
 /// The key of a request, as far as its head shows it.
 pub(super) enum FoundKey {
-    /// It is in one of these headers.
+    /// One of these headers may have it.
     InHeaders(Vec<HeaderName>),
     Known(String),
     InBody,
@@ -134,23 +134,26 @@ impl Rule {
     /// # Errors
     /// When the method is safe, as GET is, or the path cannot be one.
     pub fn new(method: &str, path: &str) -> Result<Self, RuleError> {
-        let wrong = |what: &str| RuleError(format!("the rule for {method} {path}: {what}"));
         let parsed = Method::from_bytes(method.as_bytes())
-            .map_err(|_| wrong("its method is none; write it as POST"))?;
+            .map_err(|_| unusable((method, path), "its method is none; write it as POST"))?;
         if parsed.as_str() != parsed.as_str().to_ascii_uppercase() {
-            return Err(wrong("methods are written in capitals, as POST"));
+            return Err(unusable(
+                (method, path),
+                "methods are written in capitals, as POST",
+            ));
         }
         if matches!(
             parsed,
             Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE | Method::CONNECT
         ) {
-            return Err(wrong(
+            return Err(unusable(
+                (method, path),
                 "this method changes nothing, so its requests pass without a key; remove the rule",
             ));
         }
         Ok(Self {
             method: parsed,
-            path: RulePath::parse(path).map_err(|what| wrong(&what))?,
+            path: RulePath::parse(path).map_err(|what| unusable((method, path), &what))?,
             required: true,
             key: RuleKey::OfLayer,
             retention: None,
@@ -318,6 +321,10 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
+fn unusable((method, path): (&str, &str), what: &str) -> RuleError {
+    RuleError(format!("the rule for {method} {path}: {what}"))
+}
+
 /// The path of a rule, as parts between its slashes.
 #[derive(Clone, Debug)]
 struct RulePath {
@@ -390,6 +397,15 @@ impl RulePath {
                 .zip(&other.parts)
                 .all(|(own, other)| matches!(own, PathPart::Parameter(_)) || own == other)
     }
+}
+
+/// The URI that the client sent. A nested router of axum strips its prefix from that of the
+/// request.
+pub(super) fn sent_uri(request: &Parts) -> &Uri {
+    request
+        .extensions
+        .get::<OriginalUri>()
+        .map_or(&request.uri, |OriginalUri(uri)| uri)
 }
 
 /// Returns the parts of a request's path as services see them: decoded, without empty ones, and
@@ -469,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_has_the_first_rule_that_fits_however_its_path_is_written() {
+    fn a_request_has_the_first_rule_that_fits() {
         let rules = rules(&[
             ("POST", "/api/payments"),
             ("POST", "/api/{kind}"),
@@ -505,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_an_earlier_one_takes_everything_from_is_found() {
+    fn a_rule_that_never_counts_is_found() {
         assert!(
             rules(&[
                 ("POST", "/a/b"),

@@ -107,7 +107,7 @@ enum ReadBack {
 struct Run<E> {
     layer: Arc<IdempotencyLayer>,
     rule: Option<Arc<Rule>>,
-    /// How long the record is kept.
+    /// The time for which the record is kept.
     retention: Duration,
     waiting: Waiting<E>,
 }

@@ -4,9 +4,11 @@
 //! |---|---|
 //! | the kinds of doors | `kinds` |
 //! | one file for each kind | `proxy` |
+//! | what a kind is | `kind` |
 //!
 //! [`kinds`] says how another one is added.
 
+mod kind;
 pub(crate) mod kinds;
 mod proxy;
 
@@ -42,8 +44,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Answer HTTP requests: a proxy that handles each Idempotency-Key once, in front of any service
 ///
-/// Each table [door.NAME] of the configuration is a door, at an address of its own or beside others.
-/// docs/SERVE.md describes what clients and services see. Variables such as
+/// Each table [door.NAME] of the configuration is a door, at an address of its own or beside
+/// others. docs/SERVE.md describes what clients and services see. Variables such as
 /// ONCEGATE_DOOR__PAYMENTS__UPSTREAM and --set change what the file says. SIGTERM lets running
 /// requests end; a second signal, a second later, does not wait for them.
 #[derive(Debug, clap::Args)]

@@ -16,7 +16,7 @@ use oncegate::{GateError, GateSettings, MemoryStore};
 use oncegate_serve::Address;
 use oncegate_serve::proxy::{Proxy, Upstream, UpstreamSettings};
 
-use super::kinds::{DoorKind, Flaw, Parts, ServedDoor};
+use super::kind::{DoorKind, Flaw, Parts, ServedDoor};
 use crate::config::Severity;
 use crate::config::shape::{Door, DoorRule};
 use crate::config::values::{
@@ -108,11 +108,16 @@ impl DoorKind for ProxyKind {
         door: &Door,
         parts: &Parts<'_>,
     ) -> Result<Arc<dyn ServedDoor>, Problem> {
-        let problem = |why: String| Problem::configuration(why).of(name);
-        let upstream = upstream(door).map_err(problem)?;
         let store = Arc::clone(&parts.store);
-        let layer = layer(name, door, store, Some(Arc::clone(&parts.observer)));
-        Ok(Arc::new(Proxy::new(layer.map_err(problem)?, upstream)))
+        let observer = Arc::clone(&parts.observer);
+        let proxy = upstream(door).and_then(|upstream| {
+            let layer = layer(name, door, store, Some(observer))?;
+            Ok(Proxy::new(layer, upstream))
+        });
+        match proxy {
+            Ok(proxy) => Ok(Arc::new(proxy)),
+            Err(why) => Err(Problem::configuration(why)),
+        }
     }
 }
 
@@ -198,12 +203,15 @@ fn rules(door: &Door) -> Result<Rules, String> {
     Rules::new(rules).map_err(|error| error.to_string())
 }
 
+fn words(error: RuleError) -> String {
+    error.to_string()
+}
+
 /// A rule of a door that keeps its records for `retention` unless it says otherwise.
 fn rule(given: &DoorRule, retention: Duration) -> Result<Rule, String> {
     let (Some(method), Some(path)) = (&given.method, &given.path) else {
         return Err("a rule has a `method` and a `path`".to_owned());
     };
-    let words = |error: RuleError| error.to_string();
     let mut rule = Rule::new(method, path).map_err(words)?;
     if given.required == Some(false) {
         rule = rule.optional();

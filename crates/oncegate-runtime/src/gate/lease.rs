@@ -52,7 +52,7 @@ pub struct Lease {
     pub(super) attempt: Attempt,
     pub(super) kept: LeaseGuard,
     pub(super) granted_at: Instant,
-    /// How long the record is kept once it is completed or failed.
+    /// The time for which the record is kept once it is completed or failed.
     pub(super) retention: Duration,
     /// An operation has ended the run, or is about to.
     is_ended: AtomicBool,

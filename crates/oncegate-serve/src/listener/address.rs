@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixStream};
 
-/// Where requests come in.
+/// An address that requests come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// `127.0.0.1:8080`, `localhost:8080` or `[::]:8080`.
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_socket_of_a_killed_process_is_replaced_and_one_in_use_is_not() {
+    async fn only_the_socket_of_a_killed_process_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("o.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());

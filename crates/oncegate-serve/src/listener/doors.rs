@@ -26,11 +26,12 @@ impl Doors {
     }
 
     fn of(&self, path: &str) -> Option<&Arc<dyn Door>> {
-        let fits = |(own, _): &&(String, Arc<dyn Door>)| {
+        let mut doors = self.0.iter();
+        let found = doors.find(|(own, _)| {
             path.strip_prefix(own.as_str())
                 .is_some_and(|rest| own.is_empty() || rest.is_empty() || rest.starts_with('/'))
-        };
-        self.0.iter().find(fits).map(|(_, door)| door)
+        });
+        found.map(|(_, door)| door)
     }
 }
 

@@ -209,7 +209,7 @@ async fn accept(socket: &Socket, room: &Arc<Semaphore>) -> Option<Accepted> {
     }
 }
 
-/// What one connection needs.
+/// A connection, and what answers its requests.
 struct Connection {
     door: Arc<dyn Door>,
     peer: Option<Peer>,

@@ -21,7 +21,7 @@ pub(super) struct Flowing<B> {
     progress: Progress,
 }
 
-/// How far a body has come.
+/// The known facts about a body that is on its way.
 #[derive(Clone, Debug)]
 pub(super) struct Progress(Arc<Known>);
 

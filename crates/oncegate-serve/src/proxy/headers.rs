@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_gets_nothing_of_the_clients_connection_and_no_mark_of_a_proxy() {
+    fn a_service_gets_nothing_of_the_clients_connection() {
         let mut given = headers(&[
             ("host", "ignored"),
             ("connection", "close, X-Hop"),

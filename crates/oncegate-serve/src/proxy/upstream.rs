@@ -2,8 +2,8 @@
 //!
 //! # Not obvious
 //!
-//! - The client gives a request back only if nothing of it was written, and only then sends it again
-//!   on another connection. Everything else that breaks is unknown.
+//! - The client gives a request back only if nothing of it was written, and only then sends it
+//!   again on another connection. Everything else that breaks is unknown.
 //! - 502, 503 and 504 often come from another proxy behind this one, which does not know either
 //!   whether the request arrived.
 //! - A response whose body breaks off has had its status: the layer records it as done.
@@ -37,9 +37,9 @@ const ATTEMPT: HeaderName = HeaderName::from_static("oncegate-attempt");
 
 /// A key that is the same for all attempts of a request, and for no other request: for the service
 /// to pass on.
-const DOWNSTREAM_KEY: HeaderName = HeaderName::from_static("oncegate-key");
+const SERVICE_KEY: HeaderName = HeaderName::from_static("oncegate-key");
 
-/// The step of the downstream key.
+/// The step that the service's key is for.
 const STEP: &str = "upstream";
 
 /// The settings of the service behind a proxy.
@@ -182,7 +182,7 @@ impl Inner {
             };
             for (name, value) in [
                 (ATTEMPT, format!("{}{words}", attempt.number())),
-                (DOWNSTREAM_KEY, attempt.idempotency_key(STEP)),
+                (SERVICE_KEY, attempt.idempotency_key(STEP)),
             ] {
                 parts
                     .headers

@@ -78,7 +78,7 @@ pub(super) fn was_never_sent(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// What ends the use of a connection, besides its own end.
+/// The reasons that end the use of a connection, besides its own end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reuse {
     Always,

@@ -14,8 +14,8 @@ use crate::config::values::{
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Door {
-    /// Where requests come in: `127.0.0.1:8080`, or `unix:/path/of/socket`. Doors may share an
-    /// address if their `path` is another.
+    /// The address that requests come to: `127.0.0.1:8080`, or `unix:/path/of/socket`. Doors may
+    /// share an address if their `path` is another.
     #[schemars(extend("default" = Self::LISTEN))]
     pub(crate) listen: Option<String>,
     /// The path of the requests that this door takes, with all that is below it. Without it, a door
@@ -30,18 +30,18 @@ pub(crate) struct Door {
     /// supports it.
     #[schemars(extend("default" = false))]
     pub(crate) http2: Option<bool>,
-    /// How long the service may take until its response begins. After that the outcome of a request
+    /// The time until the service's response begins. After that the outcome of a request
     /// with a key is unknown, and its lease expires.
     #[schemars(extend("default" = "1m"))]
     pub(crate) timeout: Option<Time>,
-    /// How long a body that streams through may pause before its connection is closed.
+    /// The longest pause of a body that streams through. After that its connection is closed.
     #[schemars(extend("default" = "1m"))]
     pub(crate) idle_timeout: Option<Time>,
     /// The headers that may have the key. Two different keys in one request are refused.
     #[schemars(extend("default" = "Idempotency-Key"))]
     pub(crate) headers: Option<Names>,
-    /// Who sends a request: `{ header = "x-user-id" }`, which your authentication in front of the
-    /// door must set, or `"single-tenant"`. There is no default.
+    /// The caller of a request: `{ header = "x-user-id" }`, which your authentication in front of
+    /// the door must set, or `"single-tenant"`. There is no default.
     pub(crate) principal: Option<PrincipalSetting>,
     /// The requests that are held: each rule has `method` and `path`, and may have `required`,
     /// `key`, `retention`, `keep` and `ignore`. All others stream through.
@@ -50,25 +50,25 @@ pub(crate) struct Door {
     /// Refuse keys without quotes.
     #[schemars(extend("default" = false))]
     pub(crate) strict: Option<bool>,
-    /// What of a request must be equal besides the key: `{ except = ["body.sent_at", "host"] }`.
-    /// Without it, all of it.
+    /// The parts of a request that must be equal besides the key:
+    /// `{ except = ["body.sent_at", "host"] }`. Without it, all of them.
     pub(crate) fingerprint: Option<FingerprintSetting>,
     /// The largest body of a request that is held, up to 64MiB.
     #[schemars(extend("default" = "1MiB"))]
     pub(crate) max_request: Option<Size>,
-    /// How long the body of a request that is held may take to come.
+    /// The time for the body of a request that is held.
     #[schemars(extend("default" = "30s"))]
     pub(crate) request_timeout: Option<Time>,
-    /// How many requests with a key the service handles at once. Others get 503.
+    /// The most requests with a key that the service handles at once. Others get 503.
     #[schemars(extend("default" = 1024))]
     pub(crate) max_in_flight: Option<u32>,
     /// The bodies of requests with keys that are in memory at once. Others get 503.
     #[schemars(extend("default" = "256MiB"))]
     pub(crate) max_buffered: Option<Size>,
-    /// How many attempts of a key may fail or break off before it is given up, up to 254.
+    /// The most attempts of a key that fail or break off before it is given up, up to 254.
     #[schemars(extend("default" = 10))]
     pub(crate) max_attempts: Option<u32>,
-    /// How long a repetition waits for the response of the first request before it gets 409.
+    /// The time that a repetition waits for the first response before it gets 409.
     #[schemars(extend("default" = "0s"))]
     pub(crate) wait: Option<Time>,
     #[serde(default, rename = "*tls")]
@@ -97,14 +97,14 @@ pub(crate) struct DoorRule {
     pub(crate) method: Option<String>,
     /// The path, with `{names}` for parts that may be anything: `/accounts/{id}/payments`.
     pub(crate) path: Option<String>,
-    /// Whether a request without a key is refused. Otherwise it passes.
+    /// Refuse a request without a key. Otherwise it passes.
     #[schemars(extend("default" = true))]
     pub(crate) required: Option<bool>,
-    /// Where the key is: `{ header = "X-Request-Id" }`, fields of the body as
+    /// The place of the key: `{ header = "X-Request-Id" }`, fields of the body as
     /// `{ json = ["order_id"] }`, or `{ parameters = ["id"] }` of the path. Without it, in one of
     /// the door's `headers`.
     pub(crate) key: Option<RuleKeySetting>,
-    /// How long a completed request is known. Without it, as long as the door says.
+    /// The time for which a completed request is known. Without it, that of the door.
     pub(crate) retention: Option<Time>,
     /// The statuses that are kept for repetitions: `["2xx", "404"]`. Without it, those that
     /// docs/HTTP.md lists.
@@ -117,16 +117,16 @@ pub(crate) struct DoorRule {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Serve {
-    /// How many connections an address has at once. Others wait until one ends.
+    /// The most connections of an address at once. Others wait until one ends.
     #[schemars(extend("default" = 10_000))]
     pub(crate) max_connections: Option<u32>,
     /// The largest head of a request, with its address and headers.
     #[schemars(extend("default" = "64KiB"))]
     pub(crate) max_head: Option<Size>,
-    /// How long the head of a request may take to come, and so how long a connection may be idle.
+    /// The time for the head of a request, and so for a pause between two requests.
     #[schemars(extend("default" = "30s"))]
     pub(crate) head_timeout: Option<Time>,
-    /// How long running requests may take to end after SIGTERM.
+    /// The time that running requests may take to end after SIGTERM.
     #[schemars(extend("default" = "20s"))]
     pub(crate) drain_timeout: Option<Time>,
 }
