@@ -54,7 +54,7 @@
 //! 400. The operation requires an `Idempotency-Key`. Nothing was done.
 //! # key-invalid
 //! 400. The `Idempotency-Key` is neither a quoted string nor a plain token of up to 255 bytes, or
-//!      occurs twice.
+//!      occurs twice. Or the key is in the body, and the body has not those fields.
 //! # principal-missing
 //! 401. Keys belong to a caller, and authentication has put none into the request.
 //! # request-too-large

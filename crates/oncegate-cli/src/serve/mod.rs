@@ -21,6 +21,7 @@ use oncegate::{ConsumerSettings, Counters, GateError};
 use oncegate_serve::{Address, Doors, Limits, Listener};
 use serde::Serialize;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -153,13 +154,25 @@ async fn serve_all(
         let stopped = stop.clone().cancelled_owned();
         running.spawn(listener.run_until(Arc::new(doors), stopped, deadline));
     }
+    let mut ended = tokio::select! {
+        biased;
+        () = stop.cancelled() => None,
+        // None ends before the stop, unless by a bug.
+        ended = running.join_next() => ended,
+    };
+    let until = Instant::now() + deadline;
     let mut cut = 0;
-    while let Some(ended) = running.join_next().await {
-        cut += ended.map_err(|bug| Problem::new(Exit::Bug, bug.to_string()))?;
+    if ended.is_none() {
+        ended = running.join_next().await;
+    }
+    while let Some(listener) = ended {
+        cut += listener.map_err(|bug| Problem::new(Exit::Bug, bug.to_string()))?;
+        ended = running.join_next().await;
     }
     // Only requests whose clients have disconnected still run.
     for OpenDoor { name, door, .. } in &opened {
-        let dropped = door.drain(deadline).await;
+        let left = until.saturating_duration_since(Instant::now());
+        let dropped = door.drain(left).await;
         if dropped > 0 {
             warn!(
                 door = name,

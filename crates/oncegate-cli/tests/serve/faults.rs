@@ -10,6 +10,7 @@ use super::raw::{Act, RawService};
 use super::{FROM_ANNE, LIMIT, Service, Stage};
 
 /// A service that breaks off has perhaps charged: the next attempt is told so, after the lease.
+// invariant: proxy-unknown
 #[tokio::test]
 async fn a_request_that_was_read_is_unknown_and_the_next_is_marked() {
     for act in [Act::Close, Act::Stall] {
@@ -58,6 +59,7 @@ async fn the_statuses_of_gateways_are_unknown() {
     assert_eq!(service.seen().last().unwrap().attempt, "2");
 }
 
+// invariant: proxy-unknown
 #[tokio::test]
 async fn a_service_that_cannot_be_reached_has_read_nothing() {
     let port = LoopbackPort::reserve();
@@ -78,6 +80,7 @@ async fn a_service_that_cannot_be_reached_has_read_nothing() {
 
 /// Some services close each connection behind its answer and do not say so, as uvicorn and Node do
 /// after a while: a request that is sent meanwhile would be unknown, for a lease each time.
+// invariant: proxy-unknown
 #[tokio::test]
 async fn a_service_that_closes_its_connections_costs_no_lease() {
     let service = RawService::start(|_| Act::AnswerAndClose).await;

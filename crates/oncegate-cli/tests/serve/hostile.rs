@@ -107,6 +107,7 @@ fn refused() -> Vec<(String, &'static [&'static str])> {
     ]
 }
 
+// invariant: proxy-smuggling
 #[tokio::test]
 async fn what_confuses_does_not_reach_the_service() {
     let service = RawService::start(|_| Act::Answer).await;
@@ -141,6 +142,7 @@ async fn what_confuses_does_not_reach_the_service() {
 }
 
 /// A length beside a coding is the classic way to have two readers see two requests.
+// invariant: proxy-smuggling
 #[tokio::test]
 async fn a_length_beside_a_coding_is_one_request_or_none() {
     let service = RawService::start(|_| Act::Answer).await;
@@ -223,6 +225,7 @@ async fn silent_connections_do_not_keep_others_out() {
     }
 }
 
+// invariant: proxy-smuggling
 #[tokio::test]
 async fn random_bytes_never_end_the_proxy() {
     let service = RawService::start(|_| Act::Answer).await;

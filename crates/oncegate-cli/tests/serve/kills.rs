@@ -10,6 +10,7 @@ use oncegate_testkit::{HttpClient, LoopbackPort, Sent, until};
 use super::answers::RULES;
 use super::{FROM_ANNE, LIMIT, Service, Stage};
 
+// invariant: proxy-second-effect
 #[tokio::test]
 async fn a_proxy_that_is_killed_in_a_request_loses_nothing() {
     let service = Service::default();
@@ -39,6 +40,7 @@ async fn a_proxy_that_is_killed_in_a_request_loses_nothing() {
 
 /// Two proxies over one store, one of which is killed again and again: each payment is there, and a
 /// second effect of a payment is marked as a second attempt after a kill.
+// invariant: proxy-second-effect
 #[tokio::test]
 async fn proxies_that_are_killed_in_turn_repeat_nothing_unmarked() {
     const PAYMENTS: usize = 120;

@@ -116,7 +116,7 @@ async fn serve(
     }
 }
 
-/// Reads a request with a body of a known length, and returns its head.
+/// Reads a request with its body, and returns its head.
 async fn read_request(stream: &mut TcpStream) -> Option<String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -128,9 +128,29 @@ async fn read_request(stream: &mut TcpStream) -> Option<String> {
         let is_length = name.eq_ignore_ascii_case("content-length");
         is_length.then(|| value.trim().parse::<usize>().unwrap())
     });
+    if head.to_lowercase().contains("transfer-encoding: chunked") {
+        read_chunks(stream).await?;
+    }
     let mut body = vec![0; length.unwrap_or_default()];
     stream.read_exact(&mut body).await.ok()?;
     Some(head)
+}
+
+/// Reads a body in chunks, without trailers.
+async fn read_chunks(stream: &mut TcpStream) -> Option<()> {
+    loop {
+        let mut line = Vec::new();
+        while !line.ends_with(b"\r\n") {
+            line.push(stream.read_u8().await.ok()?);
+        }
+        let line = String::from_utf8(line).unwrap();
+        let size = usize::from_str_radix(line.trim_end(), 16).unwrap();
+        let mut chunk = vec![0; size + 2];
+        stream.read_exact(&mut chunk).await.ok()?;
+        if size == 0 {
+            return Some(());
+        }
+    }
 }
 
 /// Sends these bytes, and returns all that comes back until the other side closes. `None` if it

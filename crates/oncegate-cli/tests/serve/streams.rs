@@ -37,6 +37,7 @@ fn pieces() -> impl futures_util::Stream<Item = Result<Bytes, Infallible>> + Sen
 }
 
 /// A quarter of a gigabyte each way, and the proxy holds next to nothing of it.
+// invariant: proxy-holds-little
 #[tokio::test]
 async fn large_bodies_stream_through_in_little_memory() {
     let count = |request: Request| async move {
@@ -68,7 +69,7 @@ async fn large_bodies_stream_through_in_little_memory() {
     }
     assert_eq!(bytes, PIECES * PIECE_BYTES);
     let grown_kib = peak_kib(proxy.process.id()) - before_kib;
-    assert!(grown_kib < 32 * 1024, "{grown_kib} KiB");
+    assert!(grown_kib < 64 * 1024, "{grown_kib} KiB");
 }
 
 /// The service answers each piece when it comes, before the request has ended.

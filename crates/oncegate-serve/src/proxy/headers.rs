@@ -23,6 +23,16 @@ const OF_ONE_HOP: [HeaderName; 9] = [
 const OURS: &str = "oncegate-";
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+
+/// The host that a service is called by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HostNames {
+    /// The one that the client has named.
+    OfClient,
+    /// Its own: over TLS and HTTP/2, a service may refuse another.
+    OfService,
+}
 
 /// Removes what is about one connection, also what `Connection` names.
 pub(super) fn remove_hop(headers: &mut HeaderMap) {
@@ -40,7 +50,12 @@ pub(super) fn remove_hop(headers: &mut HeaderMap) {
 
 /// Makes the headers of a client's request those for the service. The length of the body is
 /// computed anew from the body itself, so that the two can never differ.
-pub(super) fn for_service(headers: &mut HeaderMap, uri: &Uri, peer: Option<Peer>) {
+pub(super) fn for_service(
+    headers: &mut HeaderMap,
+    uri: &Uri,
+    peer: Option<Peer>,
+    names: HostNames,
+) {
     let takes_trailers = headers
         .get(header::TE)
         .and_then(|value| value.to_str().ok())
@@ -65,6 +80,11 @@ pub(super) fn for_service(headers: &mut HeaderMap, uri: &Uri, peer: Option<Peer>
         && let Ok(host) = HeaderValue::from_str(without_login(authority.as_str()))
     {
         headers.insert(header::HOST, host);
+    }
+    if names == HostNames::OfService
+        && let Some(host) = headers.remove(header::HOST)
+    {
+        headers.insert(FORWARDED_HOST, host);
     }
     if let Some(Peer(peer)) = peer {
         let earlier: Vec<&str> = headers
@@ -133,7 +153,8 @@ mod tests {
             ("x-kept", "1"),
         ]);
         let uri = Uri::from_static("http://user:pw@shop.example:81/pay");
-        for_service(&mut given, &uri, Some(Peer([2, 2, 2, 2].into())));
+        let peer = Some(Peer([2, 2, 2, 2].into()));
+        for_service(&mut given, &uri, peer, HostNames::OfClient);
         let expected = headers(&[
             ("host", "shop.example:81"),
             ("te", "trailers"),
@@ -141,6 +162,9 @@ mod tests {
             ("x-kept", "1"),
         ]);
         assert_eq!(given, expected);
+        for_service(&mut given, &uri, None, HostNames::OfService);
+        assert_eq!(given.get("x-forwarded-host").unwrap(), "shop.example:81");
+        assert!(!given.contains_key("host"));
     }
 
     #[test]

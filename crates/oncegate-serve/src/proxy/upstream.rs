@@ -15,8 +15,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use http::header::HeaderName;
+use http::header::{CONTENT_LENGTH, HeaderName};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
+use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use oncegate_core::settings::TlsFiles;
@@ -26,7 +27,7 @@ use tower_service::Service;
 use tracing::{info, warn};
 
 use super::flowing::{Flowing, Progress};
-use super::headers::{for_service, remove_hop, uri_at};
+use super::headers::{HostNames, for_service, remove_hop, uri_at};
 use super::tunnel::{self, Tunnels};
 use crate::answers::Answer;
 use crate::{Body, Peer};
@@ -85,6 +86,7 @@ pub struct Upstream(Arc<Inner>);
 
 struct Inner {
     way: Way<Flowing<Body>>,
+    names: HostNames,
     timeout: Duration,
     idle_timeout: Duration,
     tunnels: Tunnels,
@@ -105,9 +107,15 @@ impl Upstream {
                     .to_owned(),
             );
         }
+        let names = match &endpoint {
+            Endpoint::Tls(_) => HostNames::OfService,
+            _ if settings.http2 => HostNames::OfService,
+            _ => HostNames::OfClient,
+        };
         let way = Way::to(endpoint, settings.http2, &settings.tls)?.distrusting_failures();
         Ok(Self(Arc::new(Inner {
             way,
+            names,
             timeout: settings.timeout,
             idle_timeout: settings.idle_timeout,
             tunnels: Tunnels::default(),
@@ -173,7 +181,7 @@ impl Inner {
     fn prepared(&self, request: Request<Body>, attempt: Option<&Attempt>) -> Option<Request<Body>> {
         let (mut parts, body) = request.into_parts();
         let peer = parts.extensions.get::<Peer>().copied();
-        for_service(&mut parts.headers, &parts.uri, peer);
+        for_service(&mut parts.headers, &parts.uri, peer, self.names);
         if let Some(attempt) = attempt {
             let words = if attempt.recovered() {
                 "; recovered"
@@ -188,6 +196,12 @@ impl Inner {
                     .headers
                     .insert(name, HeaderValue::try_from(value).ok()?);
             }
+        }
+        // The client leaves out the length of an empty body, without which some services refuse.
+        let takes_body = matches!(parts.method, Method::POST | Method::PUT | Method::PATCH);
+        if takes_body && body.size_hint().exact() == Some(0) {
+            let headers = &mut parts.headers;
+            headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
         }
         let mut prepared = Request::new(body);
         *prepared.method_mut() = parts.method;
