@@ -10,7 +10,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
         "Try",
         &["init", "check", "worker-test", "prove", "estimate"],
     ),
-    ("Run", &["run", "outbox"]),
+    ("Run", &["run", "serve", "outbox"]),
     (
         "Look",
         &["status", "inspect", "key", "replay", "audit", "doctor"],

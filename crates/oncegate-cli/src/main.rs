@@ -1,7 +1,8 @@
 //! The `oncegate` command: runs a consumer with a worker in any language, and inspects and repairs
 //! its records.
 //!
-//! The answer goes to standard output, progress and logs to standard error. `run` consumes,
+//! The answer goes to standard output, progress and logs to standard error. `run` consumes, `serve`
+//! answers requests,
 //! `replay --run` runs what is missing, `outbox relay` publishes, `init` writes files,
 //! `topics create` creates topics, `migrate` creates tables, `sweep` deletes large results, `reset`
 //! and `dead-letters redrive` reopen records, and `accept` lets a scope continue that has stopped.
@@ -49,6 +50,7 @@ mod record;
 mod replay;
 mod reset;
 mod run;
+mod serve;
 mod signals;
 mod sources;
 mod status;
@@ -112,6 +114,7 @@ enum Command {
     Prove(Box<prove::ProveArgs>),
     Estimate(estimate::EstimateArgs),
     Run(Box<run::RunArgs>),
+    Serve(serve::ServeArgs),
     #[command(subcommand)]
     Outbox(outbox::OutboxCommand),
     Status(status::StatusArgs),
@@ -199,6 +202,7 @@ fn answer(runtime: Runtime, command: &Command) -> Result<Exit, Problem> {
                 Command::Prove(args) => Box::pin(prove::run(args)).await,
                 Command::Estimate(args) => estimate::run(args).await,
                 Command::Run(args) => Box::pin(run::run(args)).await,
+                Command::Serve(args) => Box::pin(serve::run(args)).await,
                 Command::Outbox(command) => Box::pin(outbox::run(command)).await,
                 Command::Status(args) => status::run(args).await,
                 Command::Inspect(args) => inspect::run(args).await,
@@ -231,7 +235,10 @@ impl Command {
     /// Returns whether the command handles signals by itself.
     fn stops_by_itself(&self) -> bool {
         match self {
-            Self::Run(_) | Self::Prove(_) | Self::Outbox(outbox::OutboxCommand::Relay(_)) => true,
+            Self::Run(_)
+            | Self::Serve(_)
+            | Self::Prove(_)
+            | Self::Outbox(outbox::OutboxCommand::Relay(_)) => true,
             Self::Replay(args) => args.runs(),
             _ => false,
         }

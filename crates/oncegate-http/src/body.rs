@@ -34,7 +34,8 @@ impl Body {
         Self::default()
     }
 
-    pub(super) fn stream<B>(body: B) -> Self
+    /// A body that is passed on as it comes.
+    pub fn stream<B>(body: B) -> Self
     where
         B: HttpBody<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,

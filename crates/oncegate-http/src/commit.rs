@@ -81,11 +81,11 @@ pub(super) enum CommittedResponse {
 }
 
 impl ResponseCommit {
-    pub(super) fn new(layer: &IdempotencyLayer, attempt: &Attempt) -> Self {
+    pub(super) fn new(layer: &IdempotencyLayer, attempt: &Attempt, retention: Duration) -> Self {
         let limits = Limits {
             body_bytes: layer.kept_response_bytes(),
             record_bytes: layer.gate.recorded_result_bytes(),
-            retention: layer.gate.retention_period(),
+            retention,
         };
         let problems_at = Arc::clone(&layer.settings.problems_at);
         Self {

@@ -11,15 +11,16 @@ use oncegate_core::store::StoreError;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
 
-use super::IdempotencyLayer;
 use super::body::{Body, Cut, collect};
 use super::body_memory::OccupiedMemory;
 use super::key;
 use super::problem::{Cause, GivenUp, Problem};
 use super::request::{Caller, Duty, Form, message};
 use super::response::StoredResponse;
+use super::rules::{FoundKey, Rule};
 use super::run::{self, Handle};
 use super::store_breaker::BreakerChange;
+use super::{IdempotencyLayer, Settings};
 use oncegate_runtime::codec::Raw;
 use oncegate_runtime::gate::{Entry, GateError, Lease, Stored};
 use oncegate_runtime::message::Message;
@@ -41,20 +42,58 @@ pub(super) enum Admission {
     FailOpen,
 }
 
+/// A request that the layer holds, before its body was read.
+struct Held {
+    principal: String,
+    /// `None` when it is in the body.
+    key: Option<String>,
+    rule: Option<Arc<Rule>>,
+}
+
+impl Held {
+    /// Returns the caller with the key; `None` when the body has no key, and needs none.
+    fn caller(self, body: &Bytes) -> Result<Option<Caller>, Problem> {
+        let Self {
+            principal,
+            key,
+            rule,
+        } = self;
+        let found = key
+            .map(Ok)
+            .or_else(|| rule.as_ref().and_then(|rule| rule.key_of_body(body)));
+        let key = match found {
+            Some(Ok(key)) => key,
+            Some(Err(_)) if rule.as_ref().is_some_and(|rule| !rule.required) => return Ok(None),
+            Some(Err(problem)) => return Err(problem),
+            None => return Err(Problem::KeyMissing),
+        };
+        Ok(Some(Caller {
+            principal,
+            key,
+            rule,
+        }))
+    }
+}
+
 pub(super) async fn serve<E: Send + 'static>(
     layer: Arc<IdempotencyLayer>,
     request: Request<Body>,
     handle: Handle<E>,
 ) -> Result<Response<Body>, E> {
     let (parts, body) = request.into_parts();
-    let caller = match layer.caller(&parts) {
-        Ok(Some(caller)) => caller,
+    let held = match layer.held(&parts) {
+        Ok(Some(held)) => held,
         Ok(None) => return handle(Request::from_parts(parts, body)).await,
         Err(problem) => return Ok(layer.refuse_unread(&problem, &parts, body.is_end_stream())),
     };
-    let (body, memory) = match layer.read(body, &caller).await {
+    let (body, memory) = match layer.read(body, &held.principal).await {
         Ok(read) => read,
         Err(problem) => return Ok(layer.refuse_unread(&problem, &parts, false)),
+    };
+    let caller = match held.caller(&body) {
+        Ok(Some(caller)) => caller,
+        Ok(None) => return handle(Request::from_parts(parts, Body::from(body))).await,
+        Err(problem) => return Ok(layer.refuse(&problem)),
     };
     let give_up_at = Instant::now() + layer.settings.wait;
     let mut wait = FIRST_WAIT;
@@ -67,7 +106,8 @@ pub(super) async fn serve<E: Send + 'static>(
         let retry_in = match layer.claim(&parts, &caller, &body).await {
             Admission::Granted(lease) => {
                 let request = Request::from_parts(parts, Body::from(body));
-                return run::start(layer, (permit, memory), lease, request, handle).await;
+                let granted = (lease, caller.rule);
+                return run::start(layer, (permit, memory), granted, request, handle).await;
             }
             Admission::Answered(response) => return Ok(response),
             Admission::FailOpen => {
@@ -102,36 +142,53 @@ fn is_setting(error: &GateError) -> bool {
 }
 
 impl IdempotencyLayer {
-    /// The caller and the key of the request; `None` when it needs no key.
-    fn caller(&self, request: &Parts) -> Result<Option<Caller>, Problem> {
-        let duty = Duty::of(&request.method);
-        if duty == Duty::Safe {
-            return Ok(None);
-        }
-        let Some(key) =
-            key::of(&request.headers, self.settings.strict).map_err(Problem::KeyInvalid)?
-        else {
-            let required = self.settings.required && duty == Duty::Enforce;
-            return if required {
-                Err(Problem::KeyMissing)
-            } else {
-                Ok(None)
-            };
+    /// Returns how the request is held; `None` when it passes.
+    fn held(&self, request: &Parts) -> Result<Option<Held>, Problem> {
+        let Settings {
+            rules, key_headers, ..
+        } = &self.settings;
+        let (rule, required) = match rules {
+            Some(rules) => match rules.find(request) {
+                Some(rule) => {
+                    let required = rule.required;
+                    (Some(rule), required)
+                }
+                None => return Ok(None),
+            },
+            None => match Duty::of(&request.method) {
+                Duty::Safe => return Ok(None),
+                duty => (None, self.settings.required && duty == Duty::Enforce),
+            },
         };
-        let principal = self
-            .settings
-            .principal
-            .of(request)
-            .ok_or(Problem::PrincipalMissing)?;
-        Ok(Some(Caller { principal, key }))
+        let found = match &rule {
+            Some(rule) => rule.key_of_head(request, key_headers),
+            None => FoundKey::InHeaders(key_headers.to_vec()),
+        };
+        let key = match found {
+            FoundKey::Known(key) => Some(key),
+            FoundKey::InBody => None,
+            FoundKey::InHeaders(names) => {
+                let key = key::of_any(&request.headers, &names, self.settings.strict);
+                match key.map_err(Problem::KeyInvalid)? {
+                    Some(key) => Some(key),
+                    None if required => return Err(Problem::KeyMissing),
+                    None => return Ok(None),
+                }
+            }
+        };
+        let principal = self.settings.principal.of(request);
+        let principal = principal.ok_or(Problem::PrincipalMissing)?;
+        Ok(Some(Held {
+            principal,
+            key,
+            rule,
+        }))
     }
 
     /// Reads the body before the claim: a slow upload holds no lease.
-    async fn read(&self, body: Body, caller: &Caller) -> Result<(Bytes, OccupiedMemory), Problem> {
+    async fn read(&self, body: Body, principal: &str) -> Result<(Bytes, OccupiedMemory), Problem> {
         let limit_bytes = self.settings.max_request_bytes;
-        let mut memory = self
-            .body_memory
-            .none(&caller.principal, self.caller_bytes());
+        let mut memory = self.body_memory.none(principal, self.caller_bytes());
         let patience = self.settings.request_timeout;
         let collected = collect(body, limit_bytes, patience, |bytes| memory.occupy(bytes)).await;
         let refusal = memory.refusal();
@@ -200,7 +257,7 @@ impl IdempotencyLayer {
     /// Asks the gate, for a limited time. At the time limit, a claim that may have been granted is
     /// released.
     pub(super) async fn ask(&self, message: &Message) -> Result<Entry, GateError> {
-        self.check()?;
+        self.check_limits()?;
         let patience = self.settings.claim_timeout;
         let asked = timeout(patience, self.gate.enter(message)).await;
         asked.unwrap_or_else(|_| {

@@ -13,12 +13,36 @@ const NO_STRING: &str = "a key in quotes is a string of RFC 9651: visible ASCII 
 
 pub(super) const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// The key of a request, without quotes: `"abc"` and `abc` are one key. `None` when there is no
-/// header.
+/// The key of a request, which may be in any of the headers `named`. `None` when none of them is
+/// there.
 ///
 /// The error describes what is wrong, and never contains the value.
-pub(super) fn of(headers: &HeaderMap, strict: bool) -> Result<Option<String>, &'static str> {
-    let mut lines = headers.get_all(HEADER).iter();
+pub(super) fn of_any(
+    headers: &HeaderMap,
+    named: &[HeaderName],
+    strict: bool,
+) -> Result<Option<String>, &'static str> {
+    let mut found = None;
+    for name in named {
+        let Some(key) = of(headers, name, strict)? else {
+            continue;
+        };
+        if found.as_ref().is_some_and(|found| *found != key) {
+            return Err("two headers have different keys");
+        }
+        found = Some(key);
+    }
+    Ok(found)
+}
+
+/// The key in a header, without quotes: `"abc"` and `abc` are one key. `None` when there is no
+/// header.
+fn of(
+    headers: &HeaderMap,
+    name: &HeaderName,
+    strict: bool,
+) -> Result<Option<String>, &'static str> {
+    let mut lines = headers.get_all(name).iter();
     match (lines.next(), lines.next()) {
         (None, _) => Ok(None),
         (Some(value), None) => parse(value.as_bytes(), strict).map(Some),
@@ -148,11 +172,26 @@ mod tests {
     #[test]
     fn two_header_lines_are_no_key() {
         let mut headers = HeaderMap::new();
-        assert_eq!(of(&headers, false), Ok(None));
+        let of = |headers: &HeaderMap| of_any(headers, &[HEADER], false);
+        assert_eq!(of(&headers), Ok(None));
         headers.append(HEADER, HeaderValue::from_static("a"));
-        assert_eq!(of(&headers, false), Ok(Some("a".to_owned())));
+        assert_eq!(of(&headers), Ok(Some("a".to_owned())));
         headers.append(HEADER, HeaderValue::from_static("a"));
-        assert!(of(&headers, false).is_err());
+        assert!(of(&headers).is_err());
+    }
+
+    #[test]
+    fn two_headers_may_have_the_key_if_it_is_one() {
+        let other = HeaderName::from_static("x-idempotency-key");
+        let named = [HEADER, other.clone()];
+        let mut headers = HeaderMap::new();
+        headers.insert(&other, HeaderValue::from_static("a"));
+        assert_eq!(of_any(&headers, &named, false), Ok(Some("a".to_owned())));
+        assert_eq!(of_any(&headers, &named[..1], false), Ok(None));
+        headers.insert(HEADER, HeaderValue::from_static("\"a\""));
+        assert_eq!(of_any(&headers, &named, false), Ok(Some("a".to_owned())));
+        headers.insert(HEADER, HeaderValue::from_static("b"));
+        assert!(of_any(&headers, &named, false).is_err());
     }
 
     #[test]

@@ -54,7 +54,7 @@
 //! 400. The operation requires an `Idempotency-Key`. Nothing was done.
 //! # key-invalid
 //! 400. The `Idempotency-Key` is neither a quoted string nor a plain token of up to 255 bytes, or
-//!      occurs twice.
+//!      occurs twice. Or the key is in the body, and the body has not those fields.
 //! # principal-missing
 //! 401. Keys belong to a caller, and authentication has put none into the request.
 //! # request-too-large
@@ -117,6 +117,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::http::header::HeaderName;
 use oncegate_core::store::Checkup;
 
 use oncegate_runtime::gate::{Gate, GateError};
@@ -131,6 +132,7 @@ mod principal;
 mod problem;
 mod request;
 mod response;
+mod rules;
 mod run;
 mod service;
 mod store_breaker;
@@ -142,6 +144,7 @@ pub use oncegate_runtime::attempt::Attempt;
 pub use policy::Settle;
 pub use principal::Principal;
 pub use request::request_gate;
+pub use rules::{RequestPart, Rule, RuleError, Rules};
 pub use service::Idempotency;
 
 use body_memory::BodyMemory;
@@ -190,6 +193,10 @@ struct Settings {
     wait: Duration,
     max_attempts: u32,
     fail_open: bool,
+    /// The headers that may have the key.
+    key_headers: Arc<[HeaderName]>,
+    /// `None`: every POST and PATCH is held.
+    rules: Option<Rules>,
     max_caller_bytes: Option<usize>,
     problems_at: Arc<str>,
 }
@@ -224,6 +231,8 @@ impl IdempotencyLayer {
             wait: Duration::ZERO,
             max_attempts: Self::DEFAULT_MAX_ATTEMPTS,
             fail_open: false,
+            key_headers: Arc::new([key::HEADER]),
+            rules: None,
             max_caller_bytes: None,
             problems_at: problem::DEFAULT_PROBLEMS_AT.into(),
         };
@@ -247,6 +256,34 @@ impl IdempotencyLayer {
     /// used.
     pub fn optional(mut self) -> Self {
         self.settings.required = false;
+        self
+    }
+
+    /// Holds the requests that these rules name, and no others: those pass without a look at their
+    /// keys. [`optional`](Self::optional) does not count then, because each rule says whether it
+    /// needs a key.
+    ///
+    /// ```
+    /// use oncegate::http::{Rule, RuleError, Rules};
+    ///
+    /// # fn main() -> Result<(), RuleError> {
+    /// let rules = Rules::new([
+    ///     Rule::new("POST", "/payments")?,
+    ///     Rule::new("DELETE", "/payments/{id}")?.key_in_path(["id"])?,
+    /// ])?;
+    /// # let _ = rules;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn rules(mut self, rules: Rules) -> Self {
+        self.settings.rules = Some(rules);
+        self
+    }
+
+    /// Takes keys from these headers: `Idempotency-Key` by default. A request may have its key in
+    /// several of them; two different keys are refused.
+    pub fn key_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.settings.key_headers = names.into_iter().collect();
         self
     }
 
@@ -384,8 +421,19 @@ impl IdempotencyLayer {
     /// # Errors
     /// The text of the [`GateError`] names what to change.
     pub async fn open(&self) -> Result<Checkup, GateError> {
-        self.check()?;
+        self.check_limits()?;
+        self.check_rules()?;
         self.gate.open().await
+    }
+
+    /// Checks the settings, as [`open`](Self::open) does first. It does not access the store.
+    ///
+    /// # Errors
+    /// The first one that is wrong; the text of the [`GateError`] names what to change.
+    pub fn check(&self) -> Result<(), GateError> {
+        self.check_limits()?;
+        self.check_rules()?;
+        self.gate.check()
     }
 
     /// Shuts down: accepts no new requests, waits until no handler runs, and cancels those that
@@ -423,7 +471,8 @@ impl IdempotencyLayer {
         max_caller_bytes.unwrap_or(default)
     }
 
-    fn check(&self) -> Result<(), GateError> {
+    /// Checks what each request depends on.
+    fn check_limits(&self) -> Result<(), GateError> {
         let Settings {
             max_request_bytes,
             max_attempts,
@@ -455,6 +504,25 @@ impl IdempotencyLayer {
         }
         if !(1..=MAX_ATTEMPTS_LIMIT).contains(&max_attempts) {
             return self.refuse_setting("`max_attempts` must be between 1 and 254");
+        }
+        Ok(())
+    }
+
+    fn check_rules(&self) -> Result<(), GateError> {
+        if self.settings.key_headers.is_empty() {
+            return self.refuse_setting("`key_headers` names no header");
+        }
+        let Some(rules) = &self.settings.rules else {
+            return Ok(());
+        };
+        if let Some(shadowed) = rules.shadowed().first() {
+            return self.refuse_setting(shadowed);
+        }
+        let longest = rules.longest_retention();
+        if longest.is_some_and(|longest| longest > self.gate.retention_period()) {
+            return self.refuse_setting(
+                "the `retention` of a rule is longer than that of the gate; raise the gate's",
+            );
         }
         Ok(())
     }

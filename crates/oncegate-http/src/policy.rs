@@ -3,6 +3,8 @@
 use ::http::StatusCode;
 use ::http::response::Parts;
 
+use super::rules::Rule;
+
 /// A handler's own decision about its key, as an extension of its response; it overrides the
 /// status.
 ///
@@ -15,6 +17,12 @@ pub enum Settle {
     Retry,
     /// The request is given up: repetitions get the status of this response, and never run.
     Fail,
+    /// The work was not begun: the response is not kept, the next request runs the handler at once,
+    /// and no attempt is used up.
+    NotRun,
+    /// The effect may have happened or not: nothing is written, the lease expires, and the next
+    /// attempt is marked as recovered.
+    Unknown,
 }
 
 /// The fate of the key.
@@ -39,11 +47,27 @@ pub(super) enum Policy {
 }
 
 impl Policy {
-    pub(super) fn decide(self, response: &Parts) -> Decision {
+    /// Decides by the rule of the request, if it has one that says which statuses are kept.
+    pub(super) fn decide_by(self, rule: Option<&Rule>, response: &Parts) -> Decision {
+        let word = response.extensions.get::<Settle>();
+        match rule.and_then(|rule| rule.keeps(response.status)) {
+            Some(true) if word.is_none() => Decision::Complete,
+            Some(false) => match self.decide(response) {
+                // Only the handler itself says that it is done with a status that is not kept.
+                Decision::Complete if word.is_none() => Decision::Release { counted: false },
+                decision => decision,
+            },
+            _ => self.decide(response),
+        }
+    }
+
+    fn decide(self, response: &Parts) -> Decision {
         match response.extensions.get::<Settle>() {
             Some(Settle::Complete) => return Decision::Complete,
             Some(Settle::Retry) => return Decision::Release { counted: true },
             Some(Settle::Fail) => return Decision::Fail,
+            Some(Settle::NotRun) => return Decision::Release { counted: false },
+            Some(Settle::Unknown) => return Decision::Unknown,
             None => {}
         }
         match response.status {
@@ -131,5 +155,39 @@ mod tests {
             decide(Policy::ByStatus, 200, Some(Settle::Fail)),
             Decision::Fail
         );
+        for policy in [Policy::ByStatus, Policy::KeepEverything] {
+            assert_eq!(decide(policy, 502, Some(Settle::NotRun)), free);
+            assert_eq!(
+                decide(policy, 502, Some(Settle::Unknown)),
+                Decision::Unknown
+            );
+        }
+    }
+
+    #[test]
+    fn a_rule_says_which_statuses_are_kept() {
+        let rule = Rule::new("POST", "/a")
+            .unwrap()
+            .keep(["2xx", "500"])
+            .unwrap();
+        let decide = |status: u16, word: Option<Settle>| {
+            let mut response = Response::builder().status(status).body(()).unwrap();
+            if let Some(word) = word {
+                response.extensions_mut().insert(word);
+            }
+            Policy::ByStatus.decide_by(Some(&rule), &response.into_parts().0)
+        };
+        for (status, expected) in [
+            (201, Decision::Complete),
+            (500, Decision::Complete),
+            (404, Decision::Release { counted: false }),
+            (429, Decision::Release { counted: false }),
+            (502, Decision::Release { counted: true }),
+            (504, Decision::Unknown),
+        ] {
+            assert_eq!(decide(status, None), expected, "{status}");
+        }
+        assert_eq!(decide(200, Some(Settle::Unknown)), Decision::Unknown);
+        assert_eq!(decide(404, Some(Settle::Complete)), Decision::Complete);
     }
 }

@@ -24,14 +24,20 @@ const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("1");
 pub(super) enum Problem {
     KeyMissing,
     KeyInvalid(&'static str),
+    /// The body has not the fields that are the key, as the text says.
+    BodyKey(String),
     PrincipalMissing,
-    RequestTooLarge { limit_bytes: usize },
+    RequestTooLarge {
+        limit_bytes: usize,
+    },
     RequestTooSlow,
     RequestBroken,
     KeyReused,
     InProgress,
     OutcomeUnknown,
-    ResponseNotKept { status: Option<StatusCode> },
+    ResponseNotKept {
+        status: Option<StatusCode>,
+    },
     StoreUnavailable,
     Overloaded,
     CallerOverloaded,
@@ -54,7 +60,7 @@ impl Problem {
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::KeyMissing => "key-missing",
-            Self::KeyInvalid(_) => "key-invalid",
+            Self::KeyInvalid(_) | Self::BodyKey(_) => "key-invalid",
             Self::PrincipalMissing => "principal-missing",
             Self::RequestTooLarge { .. } => "request-too-large",
             Self::RequestTooSlow => "request-too-slow",
@@ -82,7 +88,9 @@ impl Problem {
 
     fn status(&self) -> StatusCode {
         match self {
-            Self::KeyMissing | Self::KeyInvalid(_) | Self::RequestBroken => StatusCode::BAD_REQUEST,
+            Self::KeyMissing | Self::KeyInvalid(_) | Self::BodyKey(_) | Self::RequestBroken => {
+                StatusCode::BAD_REQUEST
+            }
             Self::PrincipalMissing => StatusCode::UNAUTHORIZED,
             Self::RequestTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::RequestTooSlow => StatusCode::REQUEST_TIMEOUT,
@@ -115,6 +123,7 @@ impl Problem {
         match self {
             Self::KeyMissing => "Idempotency-Key is missing",
             Self::KeyInvalid(_) => "Idempotency-Key cannot be read",
+            Self::BodyKey(_) => "The body has no key",
             Self::PrincipalMissing => "The request has no authenticated caller",
             Self::RequestTooLarge { .. } => "The request body is too large",
             Self::RequestTooSlow => "The request body came too slowly",
@@ -146,6 +155,9 @@ impl Problem {
                 return format!(
                     "{reason}. Send for example Idempotency-Key: \"8e03978e-40d5-43e8-bc93-6894a57f9324\"."
                 );
+            }
+            Self::BodyKey(reason) => {
+                return format!("The key of this operation is in its body: {reason}.");
             }
             Self::RequestTooLarge { limit_bytes } => {
                 return format!("The limit is {limit_bytes} bytes.");

@@ -1,15 +1,18 @@
 //! Converts a request to a message for the gate.
 
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use ::http::header::{CONTENT_TYPE, HOST};
 use ::http::request::Parts;
 use ::http::uri::Authority;
 use ::http::{HeaderMap, Method, Uri};
-use axum::extract::OriginalUri;
 use bytes::Bytes;
 use oncegate_core::key::{FingerprintSpec, Key, TenantSource};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::rules::{RequestPart, Rule, sent_uri};
 use oncegate_runtime::gate::Gate;
 use oncegate_runtime::message::{Header, Message, Origin};
 
@@ -51,6 +54,17 @@ pub(super) fn key() -> Key {
 pub(super) struct Caller {
     pub(super) principal: String,
     pub(super) key: String,
+    /// The rule of the request; `None` in a layer without rules.
+    pub(super) rule: Option<Arc<Rule>>,
+}
+
+impl Caller {
+    /// Returns whether a repetition may change this part.
+    fn ignores(&self, part: RequestPart) -> bool {
+        self.rule
+            .as_ref()
+            .is_some_and(|rule| rule.ignored.contains(&part))
+    }
 }
 
 /// The form of the body in the fingerprint.
@@ -70,7 +84,7 @@ struct Document<'a> {
     host: Option<String>,
     path: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    query: Option<&'a str>,
+    query: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     body: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,15 +99,29 @@ pub(super) fn message(request: &Parts, caller: &Caller, body: &Bytes, form: Form
         None
     };
     let uri = sent_uri(request);
+    let has_body = !caller.ignores(RequestPart::Body);
+    let json = json.filter(|_| has_body);
     let document = Document {
         method: request.method.as_str(),
-        host: host(uri, &request.headers),
+        host: host(uri, &request.headers).filter(|_| !caller.ignores(RequestPart::Host)),
         path: uri.path(),
-        query: uri.query(),
+        query: uri
+            .query()
+            .filter(|_| !caller.ignores(RequestPart::Query))
+            .map(|query| match caller.rule {
+                // Without rules, the query counts as it was sent: records were made so.
+                None => Cow::Borrowed(query),
+                Some(_) => Cow::Owned(by_name(query)),
+            }),
         body: json,
-        body_hash: json
-            .is_none()
-            .then(|| blake3::hash(body).to_hex().to_string()),
+        body_hash: (has_body && json.is_none())
+            .then(|| match caller.rule {
+                Some(_) if is_form(&request.headers) => {
+                    blake3::hash(by_name(&String::from_utf8_lossy(body)).as_bytes())
+                }
+                _ => blake3::hash(body),
+            })
+            .map(|hash| hash.to_hex().to_string()),
     };
     // Strings and parsed JSON can always be serialized.
     let document = serde_json::to_vec(&document).unwrap_or_default();
@@ -115,15 +143,6 @@ fn header(name: &str, value: &str) -> Header {
     }
 }
 
-/// The URI that the client sent. A nested router of axum strips its prefix from that of the
-/// request.
-fn sent_uri(request: &Parts) -> &Uri {
-    request
-        .extensions
-        .get::<OriginalUri>()
-        .map_or(&request.uri, |OriginalUri(uri)| uri)
-}
-
 /// The host that the client named, in lower case and without a port: in the URI (HTTP/2), or in its
 /// header.
 fn host(uri: &Uri, headers: &HeaderMap) -> Option<String> {
@@ -134,21 +153,31 @@ fn host(uri: &Uri, headers: &HeaderMap) -> Option<String> {
     Some(host.to_ascii_lowercase())
 }
 
+/// Returns the fields of a query or form by their names. Those of one name keep their order.
+fn by_name(fields: &str) -> String {
+    let mut fields: Vec<&str> = fields.split('&').collect();
+    fields.sort_by_key(|field| field.split('=').next().unwrap_or_default());
+    fields.join("&")
+}
+
 /// Returns whether the content type is `application/json` or ends with `+json`.
 fn is_json(headers: &HeaderMap) -> bool {
-    let Some(value) = headers
-        .get(CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok())
-    else {
-        return false;
-    };
-    let essence = value
-        .split(';')
-        .next()
-        .unwrap_or_default()
-        .trim()
-        .to_ascii_lowercase();
+    let essence = essence(headers);
     essence == "application/json" || essence.ends_with("+json")
+}
+
+/// Returns whether the body is a form in the form of a query.
+fn is_form(headers: &HeaderMap) -> bool {
+    essence(headers) == "application/x-www-form-urlencoded"
+}
+
+/// The content type without its parameters, in lower case.
+fn essence(headers: &HeaderMap) -> String {
+    let value = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    let essence = value.and_then(|value| value.split(';').next());
+    essence.unwrap_or_default().trim().to_ascii_lowercase()
 }
 
 /// The meaning of a method for the layer.
@@ -189,9 +218,14 @@ mod tests {
     }
 
     fn fingerprint_of(parts: &Parts, body: &'static str) -> Fingerprint {
+        fingerprint_by(parts, body, None)
+    }
+
+    fn fingerprint_by(parts: &Parts, body: &'static str, rule: Option<Rule>) -> Fingerprint {
         let caller = Caller {
             principal: "p".to_owned(),
             key: "k".to_owned(),
+            rule: rule.map(Arc::new),
         };
         let spec: CompiledFingerprint = FingerprintSpec::payload()
             .except(["body.sent_at"])
@@ -273,5 +307,33 @@ mod tests {
         for (n, one) in all.iter().enumerate() {
             assert!(all.iter().skip(n + 1).all(|other| other != one), "{n}");
         }
+    }
+
+    #[test]
+    fn under_a_rule_order_and_ignored_parts_do_not_count() {
+        let form = "application/x-www-form-urlencoded";
+        let of = |uri: &str, body: &'static str, rule: Option<Rule>| {
+            let request = Request::post(uri).header("content-type", form);
+            fingerprint_by(&request.body(()).unwrap().into_parts().0, body, rule)
+        };
+        let rule = || Rule::new("POST", "/c").unwrap();
+        let one = of("/c?a=1&b=2&b=3", "x=1&y=2", Some(rule()));
+        assert_eq!(of("/c?b=2&b=3&a=1", "y=2&x=1", Some(rule())), one);
+        assert_ne!(of("/c?b=3&b=2&a=1", "y=2&x=1", Some(rule())), one);
+        assert_ne!(of("/c?a=1&b=2&b=3", "x=1&y=3", Some(rule())), one);
+        // Without rules, records were made with what was sent.
+        assert_ne!(of("/c?a=1&b=2", "x=1", None), of("/c?b=2&a=1", "x=1", None));
+        assert_ne!(of("/c", "x=1&y=2", None), of("/c", "y=2&x=1", None));
+        let loose = || Some(rule().ignore(RequestPart::Query).ignore(RequestPart::Body));
+        assert_eq!(of("/c?a=1", "x=1", loose()), of("/c", "x=2", loose()));
+        let any_host = || Some(rule().ignore(RequestPart::Host));
+        assert_eq!(
+            of("http://one/c", "x=1", any_host()),
+            of("http://two/c", "x=1", any_host())
+        );
+        assert_ne!(
+            of("http://one/c", "x=1", Some(rule())),
+            of("http://two/c", "x=1", Some(rule()))
+        );
     }
 }

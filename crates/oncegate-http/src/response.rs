@@ -33,7 +33,7 @@ const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 const IDEMPOTENCY_EXPIRES: HeaderName = HeaderName::from_static("idempotency-expires");
 
 /// Headers that are not kept: they are valid for one connection, one moment or one request.
-const NOT_REPEATED: [HeaderName; 15] = [
+const NOT_REPEATED: [HeaderName; 25] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     header::TE,
@@ -49,10 +49,30 @@ const NOT_REPEATED: [HeaderName; 15] = [
     HeaderName::from_static("server-timing"),
     HeaderName::from_static("traceparent"),
     HeaderName::from_static("tracestate"),
+    HeaderName::from_static("baggage"),
+    HeaderName::from_static("b3"),
+    HeaderName::from_static("uber-trace-id"),
+    HeaderName::from_static("x-trace-id"),
+    HeaderName::from_static("x-amzn-trace-id"),
+    HeaderName::from_static("x-amzn-requestid"),
+    HeaderName::from_static("x-cloud-trace-context"),
+    HeaderName::from_static("cf-ray"),
+    HeaderName::from_static("request-id"),
     HeaderName::from_static("x-request-id"),
+    HeaderName::from_static("x-correlation-id"),
     header::ALT_SVC,
 ];
-const NOT_REPEATED_PREFIXES: [&str; 4] = ["proxy-", "ratelimit", "x-ratelimit-", OURS];
+const NOT_REPEATED_PREFIXES: [&str; 6] = [
+    "proxy-",
+    "ratelimit",
+    "x-ratelimit-",
+    "x-b3-",
+    "x-datadog-",
+    OURS,
+];
+
+/// Headers with this prefix allow one origin to read the response, unless that is `*`.
+const CORS: &str = "access-control-";
 
 /// The part of a response that is kept.
 #[derive(Debug)]
@@ -170,9 +190,14 @@ fn repeatable(headers: &HeaderMap) -> HeaderMap {
         .flat_map(|value| value.split(','))
         .map(str::trim)
         .collect();
+    // Any other origin is that of the first client.
+    let for_all = headers
+        .get(header::ACCESS_CONTROL_ALLOW_ORIGIN)
+        .is_some_and(|origin| origin == "*");
     headers
         .iter()
         .filter(|(name, _)| is_repeatable(name, &named_by_connection))
+        .filter(|(name, _)| for_all || !name.as_str().starts_with(CORS))
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect()
 }
@@ -246,6 +271,27 @@ mod tests {
             "true"
         );
         assert_eq!(replayed.headers().get("idempotency-expires").unwrap(), "@7");
+    }
+
+    #[test]
+    fn a_repetition_gets_nothing_of_the_first_client() {
+        let kept = |lines: &[(&'static str, &'static str)]| repeatable(&headers(lines));
+        let of_one = kept(&[
+            ("access-control-allow-origin", "https://one.example"),
+            ("access-control-allow-credentials", "true"),
+            ("access-control-expose-headers", "x-a"),
+            ("x-b3-traceid", "1"),
+            ("b3", "1"),
+            ("x-amzn-trace-id", "1"),
+            ("x-correlation-id", "1"),
+            ("vary", "origin"),
+        ]);
+        assert_eq!(of_one, headers(&[("vary", "origin")]));
+        let of_all = [
+            ("access-control-allow-origin", "*"),
+            ("access-control-expose-headers", "x-a"),
+        ];
+        assert_eq!(kept(&of_all), headers(&of_all));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::http::{HeaderMap, Request, Response, StatusCode, header};
+use ::http::{HeaderMap, Request, Response, StatusCode, header, response};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
@@ -21,6 +21,7 @@ use super::commit::{CommittedResponse, ResponseCommit, expires_unix_s};
 use super::policy::{Decision, Settle};
 use super::problem::{Cause, GivenUp, Problem};
 use super::response::{StoredResponse, mark_expiry};
+use super::rules::Rule;
 use super::tasks::Permit;
 use oncegate_runtime::attempt::CANCELLATION_GRACE;
 use oncegate_runtime::codec::Raw;
@@ -59,13 +60,19 @@ impl<E> Waiting<E> {
 pub(super) async fn start<E: Send + 'static>(
     layer: Arc<IdempotencyLayer>,
     (permit, memory): (Permit, OccupiedMemory),
-    lease: Lease,
+    (mut lease, rule): (Lease, Option<Arc<Rule>>),
     request: Request<Body>,
     handle: Handle<E>,
 ) -> Result<Response<Body>, E> {
     let (client, answered) = oneshot::channel();
+    let retention = rule.as_ref().and_then(|rule| rule.retention);
+    if let Some(retention) = retention {
+        lease.keep_for(retention);
+    }
     let run = Run {
         layer: Arc::clone(&layer),
+        retention: retention.unwrap_or_else(|| layer.gate.retention_period()),
+        rule,
         waiting: Waiting {
             client: Some(client),
         },
@@ -99,6 +106,9 @@ enum ReadBack {
 
 struct Run<E> {
     layer: Arc<IdempotencyLayer>,
+    rule: Option<Arc<Rule>>,
+    /// The time for which the record is kept.
+    retention: Duration,
     waiting: Waiting<E>,
 }
 
@@ -118,7 +128,7 @@ impl<E: Send + 'static> Run<E> {
                 .give_up(lease, Cause::AttemptsExhausted, response)
                 .await;
         }
-        let commit = ResponseCommit::new(&self.layer, lease.attempt());
+        let commit = ResponseCommit::new(&self.layer, lease.attempt(), self.retention);
         request.extensions_mut().insert(lease.attempt().clone());
         request.extensions_mut().insert(commit.clone());
         let started = Instant::now();
@@ -213,7 +223,7 @@ impl<E: Send + 'static> Run<E> {
             return ran;
         };
         let (parts, body) = response.into_parts();
-        if self.layer.settings.policy.decide(&parts) != Decision::Complete {
+        if self.decide(&parts) != Decision::Complete {
             return Ran::Answered(Response::from_parts(parts, body));
         }
         let mut response = self.problem(&Problem::NotCommitted);
@@ -232,7 +242,7 @@ impl<E: Send + 'static> Run<E> {
         let (parts, body) = response.into_parts();
         let status = parts.status;
         let exhausted = self.limit().is_last(lease.attempt().number());
-        let decision = match self.layer.settings.policy.decide(&parts) {
+        let decision = match self.decide(&parts) {
             // A run that was interrupted by an outage must not use up an attempt.
             Decision::Release { counted } => Decision::Release {
                 counted: counted && !lease.was_cut_short(),
@@ -257,7 +267,13 @@ impl<E: Send + 'static> Run<E> {
             }
             Decision::Unknown => {
                 self.ran(ended.unwrap_or(RunOutcome::Cancelled), took);
-                warn!(scope = self.layer.gate.scope(), key = %lease.store_key(), %status, "the outcome of a request is unknown: a time limit inside of the layer may have dropped its handler; use the gate's `max_run` instead");
+                let scope = self.layer.gate.scope();
+                let key = lease.store_key();
+                if response.extensions().get::<Settle>().is_some() {
+                    warn!(scope, %key, %status, "the outcome of a request is unknown; its lease expires");
+                } else {
+                    warn!(scope, %key, %status, "the outcome of a request is unknown: a time limit inside of the layer may have dropped its handler; use the gate's `max_run` instead");
+                }
                 drop(lease);
                 self.send(response, Problem::OutcomeUnknown.name());
             }
@@ -278,7 +294,7 @@ impl<E: Send + 'static> Run<E> {
             (self.layer.kept_response_bytes(), settings.response_patience)
         };
         let collected = collect(body, limit_bytes, patience, |_bytes| true).await;
-        let expires_unix_s = expires_unix_s(self.layer.gate.retention_period());
+        let expires_unix_s = expires_unix_s(self.retention);
         let kept = StoredResponse::new(
             parts.status,
             &parts.headers,
@@ -369,6 +385,11 @@ impl<E: Send + 'static> Run<E> {
             Completion::Applied => self.send(response, "given-up"),
             Completion::NotOwner => self.follow(&message).await,
         }
+    }
+
+    fn decide(&self, response: &response::Parts) -> Decision {
+        let policy = self.layer.settings.policy;
+        policy.decide_by(self.rule.as_deref(), response)
     }
 
     fn limit(&self) -> AttemptLimit {

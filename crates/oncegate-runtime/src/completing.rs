@@ -129,7 +129,7 @@ pub(crate) struct RunCompletion {
     pub(crate) key: StoreKey,
     pub(crate) token: Token,
     pub(crate) fingerprint: Option<Fingerprint>,
-    pub(crate) retention: Duration,
+    pub(crate) retention: Mutex<Duration>,
     pub(crate) lease: Duration,
     pub(crate) codec: Codec,
     pub(crate) max_result_bytes: usize,
@@ -169,9 +169,14 @@ impl RunCompletion {
             token: self.token,
             fingerprint: self.fingerprint,
             result,
-            retention: self.retention,
+            retention: *self.retention.lock(),
             lease: self.lease,
         }
+    }
+
+    /// Keeps the record for this long once it is completed.
+    pub(crate) fn keep_for(&self, retention: Duration) {
+        *self.retention.lock() = retention;
     }
 
     /// Returns the result for the record, and the reason if it is not kept. A transaction does not

@@ -44,6 +44,11 @@ pub use error::WorkerError;
 pub use exec::Supervisor;
 pub use handler::{BeforeRun, WorkerHandler};
 pub use http::{HttpSettings, check_url};
+/// The client by which workers are called, for programs that call other services: connections over
+/// TCP, TLS or a Unix socket that say whether a request was sent.
+pub mod client {
+    pub use crate::http::{Endpoint, RequestError, Way};
+}
 pub use process::become_worker;
 pub use program::Program;
 pub use protocol::reply::{Reply, ResultBody, WorkerResult};

@@ -127,10 +127,13 @@ impl Loaded {
             ),
         }
         self.check_store(secrets);
-        if self.config.consumer.is_empty() && self.config.outbox.is_empty() {
+        let has_none = self.config.consumer.is_empty()
+            && self.config.outbox.is_empty()
+            && self.config.door.is_empty();
+        if has_none {
             self.missing(
                 &path(["consumer"]),
-                "a table as [consumer.billing] or [outbox.shop]",
+                "a table as [consumer.billing], [outbox.shop] or [door.payments]",
             );
         }
         let consumers = self.config.consumer.clone();
@@ -140,6 +143,7 @@ impl Loaded {
         self.check_groups(&consumers);
         self.check_inputs(&consumers);
         self.check_outboxes(secrets);
+        self.check_doors(secrets);
     }
 
     fn check_store(&mut self, secrets: Secrets) {

@@ -27,7 +27,7 @@ const SEPARATOR: &str = "__";
 /// The table of the consumers.
 const CONSUMERS: &str = "consumer";
 /// The tables of tables that have names of the user's.
-const NAMED: [&str; 2] = [CONSUMERS, "outbox"];
+const NAMED: [&str; 3] = [CONSUMERS, "outbox", "door"];
 /// The table of what they inherit.
 const DEFAULTS: &str = "defaults";
 

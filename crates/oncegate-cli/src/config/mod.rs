@@ -8,6 +8,7 @@
 //! --explain`.
 
 mod check;
+mod doors;
 mod findings;
 pub(crate) mod format;
 mod layers;

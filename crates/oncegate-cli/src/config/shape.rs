@@ -5,6 +5,7 @@
 //! are optional here, so that one that is missing does not hide the others; `check` knows what is
 //! missing.
 
+mod door;
 mod store;
 
 use std::collections::BTreeMap;
@@ -16,6 +17,7 @@ use oncegate::{BatchLimits, ConsumerSettings, GateSettings};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+pub(crate) use self::door::{Door, DoorRule, Serve};
 pub(crate) use self::store::{Store, owners_elsewhere};
 use super::format::Format;
 use super::values::{
@@ -43,6 +45,11 @@ pub(crate) struct Config {
     /// The outboxes that `oncegate outbox relay` publishes, each under its name.
     #[serde(default)]
     pub(crate) outbox: BTreeMap<String, Outbox>,
+    /// The doors that `oncegate serve` opens, each under its name, which is the scope of its keys.
+    #[serde(default)]
+    pub(crate) door: BTreeMap<String, Door>,
+    /// The listeners of `oncegate serve`.
+    pub(crate) serve: Option<Serve>,
     /// The page for people and probes.
     pub(crate) status: Option<Status>,
 }

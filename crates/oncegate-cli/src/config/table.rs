@@ -230,15 +230,17 @@ impl Loaded {
         {
             explained.extend(self.explain_one(row, &row.path, &row.path));
         }
-        for outbox in self.config.outbox.keys() {
+        let outboxes = self.config.outbox.keys().map(|name| ("outbox", name));
+        let doors = self.config.door.keys().map(|name| ("door", name));
+        for (section, name) in outboxes.chain(doors) {
             for row in rows
                 .iter()
-                .filter(|row| row.path.first().is_some_and(|first| first == "outbox"))
+                .filter(|row| row.path.first().is_some_and(|first| first == section))
             {
                 let Some(rest) = row.path.get(2..) else {
                     continue;
                 };
-                let path = [&["outbox".to_owned(), outbox.clone()], rest].concat();
+                let path = [&[section.to_owned(), name.clone()], rest].concat();
                 explained.extend(self.explain_one(row, &path, &path));
             }
         }

@@ -1,5 +1,6 @@
 //! The values of settings: times and sizes with units, secrets, keys, lists.
 
+mod requests;
 mod schema;
 
 use std::collections::BTreeMap;
@@ -10,6 +11,7 @@ use std::str::FromStr;
 pub(crate) use oncegate::core::settings::{Size, Time};
 use oncegate::{FingerprintSpec, Key};
 use oncegate_worker::{Program, TokenSource};
+pub(crate) use requests::{PrincipalSetting, RuleKeySetting};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use toml::Value;

@@ -137,11 +137,11 @@ pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
 
 /// Lets running work end at the first signal; another one, a second or more later, does not wait
 /// for it. `running` says what may end, for a person who waits.
-pub(crate) async fn until_ended(
-    consuming: impl Future<Output = Result<(), Problem>> + Send,
+pub(crate) async fn until_ended<T>(
+    consuming: impl Future<Output = Result<T, Problem>> + Send,
     stop: &CancellationToken,
     running: impl Fn() -> String + Send,
-) -> Result<(), Problem> {
+) -> Result<T, Problem> {
     let mut consuming = std::pin::pin!(consuming);
     tokio::select! {
         biased;

@@ -135,8 +135,11 @@ impl Lease {
                     scope,
                     result_bytes: self.result_bytes(),
                 });
-                self.gate
-                    .note_completed(&self.identity.key, &self.token, self.granted_at);
+                self.gate.note_completed(
+                    &self.identity.key,
+                    &self.token,
+                    (self.granted_at, self.retention),
+                );
                 self.note_ended("completed", "");
             }
             Committed::NotOwner => {

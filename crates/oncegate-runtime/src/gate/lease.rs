@@ -52,6 +52,8 @@ pub struct Lease {
     pub(super) attempt: Attempt,
     pub(super) kept: LeaseGuard,
     pub(super) granted_at: Instant,
+    /// The time for which the record is kept once it is completed or failed.
+    pub(super) retention: Duration,
     /// An operation has ended the run, or is about to.
     is_ended: AtomicBool,
 }
@@ -69,7 +71,7 @@ impl Lease {
             key: identity.key.clone(),
             token,
             fingerprint: identity.fingerprint,
-            retention: gate.settings.retention,
+            retention: Mutex::new(gate.settings.retention),
             lease: gate.settings.lease,
             codec: gate.settings.codec,
             max_result_bytes: gate.settings.max_result_bytes,
@@ -92,6 +94,7 @@ impl Lease {
             attempt,
             kept,
             granted_at: sent_at,
+            retention: gate.settings.retention,
             is_ended: AtomicBool::new(false),
         }
     }
@@ -99,6 +102,16 @@ impl Lease {
     /// The message.
     pub fn message(&self) -> &Message {
         &self.message
+    }
+
+    /// Keeps the record for this long once it is completed or failed, instead of the gate's
+    /// retention. It must not be longer than that, or shorter than the lease: what is out of these
+    /// bounds counts as the nearer one.
+    pub fn keep_for(&mut self, retention: Duration) {
+        let settings = &self.gate.settings;
+        self.retention =
+            retention.clamp(settings.lease.min(settings.retention), settings.retention);
+        self.attempt.completion().keep_for(self.retention);
     }
 
     /// The attempt: its number, its fencing token, its idempotency keys for downstream systems.
@@ -262,8 +275,11 @@ impl Lease {
                     scope,
                     result_bytes,
                 });
-                self.gate
-                    .note_completed(&self.identity.key, &self.token, self.granted_at);
+                self.gate.note_completed(
+                    &self.identity.key,
+                    &self.token,
+                    (self.granted_at, self.retention),
+                );
                 self.note_ended("completed", "");
                 Completion::Applied
             }
@@ -292,7 +308,7 @@ impl Lease {
             token: self.token,
             fingerprint: self.identity.fingerprint,
             result,
-            retention: self.gate.settings.retention,
+            retention: self.retention,
         }
     }
 
@@ -379,11 +395,10 @@ impl Lease {
     /// Fails the record for good. Write the dead letter afterwards, then acknowledge.
     /// Repeats until the store has answered.
     pub async fn fail(self, reason: &str) -> Completion {
-        let retention = self.gate.settings.retention;
         let operation = Operation::Fail {
             token: self.token,
             reason: reason.to_owned(),
-            retention,
+            retention: self.retention,
         };
         let (event, completion) = match self.finish(operation).await {
             Some(Reply::Applied { .. }) | None => ("failed", Completion::Applied),

@@ -81,7 +81,7 @@ impl OpenGate {
             key: identity.key.clone(),
             token,
             fingerprint: identity.fingerprint,
-            retention: self.settings.retention,
+            retention: Mutex::new(self.settings.retention),
             lease: limit,
             codec: self.settings.codec,
             max_result_bytes: self.settings.max_result_bytes,
@@ -260,7 +260,8 @@ impl TransactionRun {
             scope,
             result_bytes: attempted.result_bytes,
         });
-        gate.note_completed(&self.identity.key, &self.token, self.began);
+        let kept = (self.began, gate.settings.retention);
+        gate.note_completed(&self.identity.key, &self.token, kept);
         gate.notes.note(|| self.entry("completed", ""));
     }
 

@@ -249,13 +249,19 @@ impl OpenGate {
         }
     }
 
-    /// Notes that this process has completed the key's record, in an attempt that began at `begun`.
-    pub(super) fn note_completed(&self, key: &StoreKey, token: &Token, begun: Instant) {
+    /// Notes that this process has completed the key's record, in an attempt that began at `begun`,
+    /// and that it is kept for `retention`.
+    pub(super) fn note_completed(
+        &self,
+        key: &StoreKey,
+        token: &Token,
+        (begun, retention): (Instant, Duration),
+    ) {
         if let Some(losses) = &self.losses {
             losses.note_completed();
             losses
                 .witnesses
-                .note_completed(key, token, begun, self.settings.retention);
+                .note_completed(key, token, begun, retention);
         }
     }
 

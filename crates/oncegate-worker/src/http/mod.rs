@@ -4,7 +4,7 @@
 //! |---|---|
 //! | what is sent at once | `batches` |
 //! | the clients of a worker | `wire`, `trial` |
-//! | connections | `tls`, `tracked`, `connect` |
+//! | connections | `tracked`, `tls`, `connect` |
 
 mod batches;
 mod connect;
@@ -29,8 +29,10 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use self::connect::CONNECT_TIMEOUT;
-use self::tracked::RequestError;
-use self::wire::{Endpoint, Way};
+use self::tracked::was_never_sent;
+
+pub use self::tracked::RequestError;
+pub use self::wire::{Endpoint, Way};
 use crate::error::WorkerError;
 use crate::protocol::answer::{self, ResponseBody};
 use crate::protocol::call::{AttemptInfo, Call};
@@ -260,23 +262,6 @@ pub fn check_url(url: &str, allow_remote: bool) -> Result<(), WorkerError> {
     Endpoint::parse(url, allow_remote)
         .map(drop)
         .map_err(WorkerError::Settings)
-}
-
-/// Returns whether the connection ended before anything of the request was written: hyper gives the
-/// request back then. It happens when a worker closes a new connection at once, as one does that
-/// has refused the client's certificate.
-fn was_never_sent(error: &(dyn Error + 'static)) -> bool {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if error
-            .downcast_ref::<hyper::Error>()
-            .is_some_and(hyper::Error::is_canceled)
-        {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
 }
 
 impl fmt::Debug for Caller {

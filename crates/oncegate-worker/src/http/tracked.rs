@@ -5,6 +5,7 @@
 //! response never comes (<https://github.com/hyperium/hyper/issues/4122>): the run would keep its
 //! permit and its lease for as long as it may take.
 
+use std::error::Error;
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use futures_util::TryFutureExt as _;
 use futures_util::future::MapOk;
 use hyper::body::Incoming;
 use hyper::rt::{Read, ReadBufCursor, Write};
-use hyper::{Request, Response, Uri, http};
+use hyper::{Request, Response, Uri, Version, http};
 use hyper_util::client::legacy::connect::{
     CaptureConnection, Connected, Connection, capture_connection,
 };
@@ -25,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tower_service::Service;
 
 use super::connect::CONNECT_TIMEOUT;
+use super::tls;
 
 /// The time for which a request may still be answered after the end of its connection: time for
 /// another connection, on which the client repeats what a former one gave back.
@@ -32,7 +34,9 @@ const ANSWER_AFTER_END: Duration = CONNECT_TIMEOUT.saturating_mul(2);
 
 /// The reason why a request has no response.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum RequestError {
+#[non_exhaustive]
+pub enum RequestError {
+    /// The client's own error.
     #[error(transparent)]
     Client(#[from] legacy::Error),
     /// The connection is gone, and the client says nothing.
@@ -43,24 +47,79 @@ pub(super) enum RequestError {
     },
 }
 
+impl RequestError {
+    /// Returns whether the server may have read anything of the request. If not, another one with
+    /// the same effect does no harm.
+    pub fn was_sent(&self) -> bool {
+        match self {
+            Self::Ended { was_used } => *was_used,
+            // A refused certificate ends the handshake, before the server reads anything.
+            Self::Client(error) => {
+                !error.is_connect() && !tls::is_refused(error) && !was_never_sent(error)
+            }
+        }
+    }
+}
+
+/// Returns whether the connection ended before anything of the request was written: hyper gives the
+/// request back then. It happens when a server closes a new connection at once, as one does that
+/// has refused the client's certificate.
+pub(super) fn was_never_sent(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if error
+            .downcast_ref::<hyper::Error>()
+            .is_some_and(hyper::Error::is_canceled)
+        {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// The reasons that end the use of a connection, besides its own end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reuse {
+    Always,
+    /// A response with a status of 500 or more over HTTP/1: some services close behind those.
+    UnlessItFailed,
+}
+
 /// Sends a request by `send`, and waits for its response no longer than its connection lives.
 /// Returns the connection, too.
 pub(super) async fn response<B>(
     mut request: Request<B>,
+    reuse: Reuse,
     send: impl FnOnce(Request<B>) -> ResponseFuture,
 ) -> Result<(Response<Incoming>, Option<Arc<Life>>), RequestError> {
     let mut captured = capture_connection(&mut request);
-    let mut response = pin!(send(request));
+    let response = wait(&mut captured, pin!(send(request))).await?;
+    if reuse == Reuse::UnlessItFailed
+        && response.status().is_server_error()
+        && response.version() <= Version::HTTP_11
+        && let Some(connection) = &*captured.connection_metadata()
+    {
+        connection.poison();
+    }
+    let life = current(&captured);
+    Ok((response, life))
+}
+
+async fn wait(
+    captured: &mut CaptureConnection,
+    mut response: Pin<&mut ResponseFuture>,
+) -> Result<Response<Incoming>, RequestError> {
     loop {
         let life = tokio::select! {
             biased;
-            response = &mut response => return Ok((response?, current(&captured))),
-            life = ended(&mut captured) => life,
+            response = &mut response => return Ok(response?),
+            life = ended(captured) => life,
         };
         match tokio::time::timeout(ANSWER_AFTER_END, &mut response).await {
-            Ok(response) => return Ok((response?, current(&captured))),
+            Ok(response) => return Ok(response?),
             // It has been sent again on another connection, which may take longer to answer.
-            Err(_) if current(&captured).is_some_and(|other| !Arc::ptr_eq(&other, &life)) => {}
+            Err(_) if current(captured).is_some_and(|other| !Arc::ptr_eq(&other, &life)) => {}
             Err(_) => {
                 return Err(RequestError::Ended {
                     was_used: life.was_used.load(Relaxed),
@@ -221,7 +280,7 @@ mod tests {
                     let request = Request::post(format!("http://{address}/"))
                         .body(Full::from("{}"))
                         .unwrap();
-                    response(request, |request| client.request(request))
+                    response(request, Reuse::Always, |request| client.request(request))
                         .await
                         .unwrap_err();
                 }

@@ -1,5 +1,6 @@
 //! Connections to an HTTP worker: over TCP, with or without TLS, or over a Unix socket.
 
+use std::error::Error;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::{Request, Response, Uri};
 use hyper_util::client::legacy::connect::{Connect, HttpConnector};
 use hyper_util::client::legacy::{Client, ResponseFuture};
@@ -20,7 +21,7 @@ use tower_service::Service;
 
 use super::connect::{CONNECT_TIMEOUT, Socket, tcp};
 use super::tls::{self, Tls};
-use super::tracked::{self, RequestError, Tracking};
+use super::tracked::{self, RequestError, Reuse, Tracking};
 use super::trial::{Part, Trial};
 
 /// The time for which a check of the worker's readiness waits for its refusal of this client's
@@ -31,11 +32,15 @@ const REFUSAL_TIMEOUT: Duration = Duration::from_millis(250);
 /// allow. gunicorn closes after 2 s.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The address of a worker.
+/// The address of a worker, or of another service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Endpoint {
+#[non_exhaustive]
+pub enum Endpoint {
+    /// By HTTP without TLS.
     Tcp(Uri),
+    /// By HTTPS.
     Tls(Uri),
+    /// Over the Unix socket of this path.
     Unix(PathBuf),
 }
 
@@ -44,7 +49,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// As text: what cannot be parsed, or would be sent to another machine without encryption.
-    pub(super) fn parse(text: &str, allow_remote: bool) -> Result<Self, String> {
+    pub fn parse(text: &str, allow_remote: bool) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
             return if path.starts_with('/') {
@@ -92,26 +97,45 @@ fn host(uri: &Uri) -> &str {
 }
 
 /// The HTTP clients. Redirects are not followed and proxies not used, because neither is built in.
-#[derive(Clone)]
-enum Wire {
-    Tcp(Clients<HttpConnector>),
-    Tls(Clients<Tls>, Tls),
-    Unix(Clients<Socket>, Socket),
+enum Wire<B> {
+    Tcp(Clients<HttpConnector, B>),
+    Tls(Clients<Tls, B>, Tls),
+    Unix(Clients<Socket, B>, Socket),
+}
+
+impl<B> Clone for Wire<B> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Tcp(clients) => Self::Tcp(clients.clone()),
+            Self::Tls(clients, tls) => Self::Tls(clients.clone(), tls.clone()),
+            Self::Unix(clients, socket) => Self::Unix(clients.clone(), socket.clone()),
+        }
+    }
 }
 
 /// Two clients of the same worker.
-#[derive(Clone)]
-struct Clients<C> {
+struct Clients<C, B> {
     /// Uses its connections again.
-    keeping: Client<Tracking<C>, Full<Bytes>>,
+    keeping: Client<Tracking<C>, B>,
     /// Makes a connection for each request.
-    single: Client<Tracking<C>, Full<Bytes>>,
+    single: Client<Tracking<C>, B>,
 }
 
-impl<C> Clients<C>
+impl<C: Clone, B> Clone for Clients<C, B> {
+    fn clone(&self) -> Self {
+        Self {
+            keeping: self.keeping.clone(),
+            single: self.single.clone(),
+        }
+    }
+}
+
+impl<C, B> Clients<C, B>
 where
     C: Clone,
     Tracking<C>: Connect + Clone,
+    B: Body + Send,
+    B::Data: Send,
 {
     fn of(connector: C, http2: bool) -> Self {
         let mut builder = Client::builder(TokioExecutor::new());
@@ -125,11 +149,14 @@ where
     }
 }
 
-impl<C> Clients<C>
+impl<C, B> Clients<C, B>
 where
     Tracking<C>: Connect + Clone + Send + Sync + 'static,
+    B: Body + Send + Unpin + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    fn request(&self, request: Request<Full<Bytes>>, keeps: bool) -> ResponseFuture {
+    fn request(&self, request: Request<B>, keeps: bool) -> ResponseFuture {
         if keeps {
             self.keeping.request(request)
         } else {
@@ -138,19 +165,28 @@ where
     }
 }
 
-/// A URL, and the client that reaches it.
-pub(super) struct Way {
+/// A URL, and the client that reaches it with bodies of the type `B`.
+///
+/// A connection is used again only after one has stayed open behind its answer, and for a second at
+/// most: what is sent on a connection that its server closes meanwhile has an unknown outcome.
+pub struct Way<B = Full<Bytes>> {
     uri: Uri,
-    wire: Wire,
+    wire: Wire<B>,
     trial: Arc<Trial>,
+    reuse: Reuse,
 }
 
-impl Way {
+impl<B> Way<B>
+where
+    B: Body + Send + Unpin + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
     /// With `http2`, only HTTP/2 is used; over TLS the worker may choose it in any case.
     ///
     /// # Errors
     /// As text: a file holds no certificates or key, or this machine has no authorities.
-    pub(super) fn to(endpoint: Endpoint, http2: bool, files: &TlsFiles) -> Result<Self, String> {
+    pub fn to(endpoint: Endpoint, http2: bool, files: &TlsFiles) -> Result<Self, String> {
         let trial = Arc::new(Trial::new(http2));
         let (uri, wire) = match endpoint {
             Endpoint::Tcp(uri) => (uri, Wire::Tcp(Clients::of(tcp(), http2))),
@@ -165,7 +201,20 @@ impl Way {
                 (Uri::from_static("http://localhost/"), wire)
             }
         };
-        Ok(Self { uri, wire, trial })
+        Ok(Self {
+            uri,
+            wire,
+            trial,
+            reuse: Reuse::Always,
+        })
+    }
+
+    /// Never uses a connection of HTTP/1 again that has brought a response with a status of 500 or
+    /// more.
+    #[must_use]
+    pub fn distrusting_failures(mut self) -> Self {
+        self.reuse = Reuse::UnlessItFailed;
+        self
     }
 
     /// Another URL of the same worker, over the same Unix socket if the worker has one.
@@ -175,17 +224,21 @@ impl Way {
             uri,
             wire,
             trial: Arc::clone(&self.trial),
+            reuse: self.reuse,
         })
     }
 
-    pub(super) fn uri(&self) -> &Uri {
+    /// The URL; that of `localhost` for a Unix socket.
+    pub fn uri(&self) -> &Uri {
         &self.uri
     }
 
-    pub(super) async fn request(
-        &self,
-        request: Request<Full<Bytes>>,
-    ) -> Result<Response<Incoming>, RequestError> {
+    /// Sends a request, and returns the response when its head has come.
+    ///
+    /// # Errors
+    /// When there is no response; [`RequestError::was_sent`] says whether the service may have read
+    /// the request.
+    pub async fn request(&self, request: Request<B>) -> Result<Response<Incoming>, RequestError> {
         let part = self.trial.part();
         let keeps = part != Part::Single;
         let send = |request| match &self.wire {
@@ -193,7 +246,7 @@ impl Way {
             Wire::Tls(clients, _) => clients.request(request, keeps),
             Wire::Unix(clients, _) => clients.request(request, keeps),
         };
-        let answered = tracked::response(request, send).await;
+        let answered = tracked::response(request, self.reuse, send).await;
         if part == Part::Trial {
             let life = answered.as_ref().ok().and_then(|(_, life)| life.clone());
             self.trial.answered(life);
@@ -202,7 +255,10 @@ impl Way {
     }
 
     /// Checks that the address accepts connections; over TLS, with a trusted certificate.
-    pub(super) async fn accepts(&self) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// As text: why it does not.
+    pub async fn accepts(&self) -> Result<(), String> {
         let connected = async {
             match &self.wire {
                 Wire::Tcp(_) => {
@@ -233,7 +289,7 @@ impl Way {
     }
 }
 
-impl fmt::Display for Way {
+impl<B> fmt::Display for Way<B> {
     /// Shows the URL without its query, which may hold a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Wire::Unix(_, Socket(path)) = &self.wire {
@@ -248,7 +304,7 @@ impl fmt::Display for Way {
     }
 }
 
-impl fmt::Debug for Way {
+impl<B> fmt::Debug for Way<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Way")
             .field("uri", &format_args!("{self}"))
@@ -314,7 +370,7 @@ mod tests {
             ("unix:/run/w.sock", "unix:/run/w.sock"),
         ] {
             let endpoint = Endpoint::parse(url, false).unwrap();
-            let way = Way::to(endpoint, false, &TlsFiles::default()).unwrap();
+            let way: Way = Way::to(endpoint, false, &TlsFiles::default()).unwrap();
             assert_eq!(way.to_string(), name);
             assert!(!format!("{way:?}").contains("s3cret"), "{way:?}");
         }
@@ -323,8 +379,9 @@ mod tests {
     #[test]
     fn a_root_that_holds_no_certificate_is_refused_by_its_setting() {
         let endpoint = Endpoint::parse("https://worker/", false).unwrap();
-        let refused =
-            |file: &Path| Way::to(endpoint.clone(), false, &TlsFiles::trusting(file)).unwrap_err();
+        let refused = |file: &Path| {
+            Way::<Full<Bytes>>::to(endpoint.clone(), false, &TlsFiles::trusting(file)).unwrap_err()
+        };
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("ca.pem");
         assert!(refused(&file).contains("`tls_root`"), "{}", refused(&file));
