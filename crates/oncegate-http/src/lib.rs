@@ -143,7 +143,7 @@ pub use commit::{ResponseCommit, ResponseNotCommitted};
 pub use oncegate_runtime::attempt::Attempt;
 pub use policy::Settle;
 pub use principal::Principal;
-pub use request::request_gate;
+pub use request::{event_gate, request_gate};
 pub use rules::{RequestPart, Rule, RuleError, Rules};
 pub use service::Idempotency;
 
@@ -170,7 +170,7 @@ const MAX_ATTEMPTS_LIMIT: u32 = 254;
 #[derive(Clone)]
 pub struct IdempotencyLayer {
     gate: Arc<Gate>,
-    /// `true` when the gate was made by [`request_gate`].
+    /// `true` when the gate was made by [`request_gate`] or [`event_gate`].
     fits: bool,
     tasks: Arc<Tasks>,
     body_memory: Arc<BodyMemory>,
@@ -413,6 +413,11 @@ impl IdempotencyLayer {
     pub fn problems_at(mut self, address: impl Into<Arc<str>>) -> Self {
         self.settings.problems_at = address.into();
         self
+    }
+
+    /// Returns the gate, for what stands around the layer and observes under the same scope.
+    pub fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     /// Checks the settings and opens the gate. A layer that is not opened opens at its first

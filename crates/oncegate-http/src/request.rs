@@ -41,6 +41,15 @@ pub fn request_gate(
     Gate::new(scope, key(), store).fingerprint(FingerprintSpec::payload())
 }
 
+/// A gate for requests that their key alone identifies, such as the events of a provider: like
+/// [`request_gate`], and the rest of the request is not compared.
+pub fn event_gate(
+    scope: impl Into<String>,
+    store: impl oncegate_core::store::Store + 'static,
+) -> Gate {
+    Gate::new(scope, key(), store)
+}
+
 /// The key specification of every request, as plain data, which `oncegate` commands understand.
 pub(super) fn key() -> Key {
     Key::header(KEY)

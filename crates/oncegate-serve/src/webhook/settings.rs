@@ -1,0 +1,479 @@
+//! The settings of a webhook, and their check.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::HeaderName;
+use oncegate_core::key::Key;
+use oncegate_core::settings::Finding;
+#[cfg(feature = "config")]
+use oncegate_core::settings::Time;
+#[cfg(feature = "config")]
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+#[cfg(feature = "config")]
+use serde::{Deserialize, Serialize};
+
+use super::signatures::compile_id;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// The tolerance that the libraries of Standard Webhooks, Stripe and Slack have.
+const DEFAULT_TOLERANCE: Duration = Duration::from_secs(5 * 60);
+/// The longest tolerance that makes sense: recorded requests could be sent again for as long.
+const MAX_TOLERANCE: Duration = DAY;
+/// The most secrets that are valid at once.
+const MAX_SECRETS: usize = 16;
+
+/// The provider of a webhook: what is signed, how, and what the id of an event is.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(
+    feature = "config",
+    derive(Deserialize, Serialize, JsonSchema),
+    serde(rename_all = "lowercase")
+)]
+#[non_exhaustive]
+pub enum Preset {
+    /// Standard Webhooks, and Svix: `id.timestamp.body`, by a shared secret (`whsec_…`) or a public
+    /// key (`whpk_…`). The id is `webhook-id` or `svix-id`.
+    Standard(TimedSettings),
+    /// Stripe: `timestamp.body`. The id is that of the event.
+    Stripe(StripeSettings),
+    /// GitHub: the body. The id is `X-GitHub-Delivery`.
+    Github(PlainSettings),
+    /// Shopify: the body. The id is the shop, the topic and `X-Shopify-Event-Id`.
+    Shopify(PlainSettings),
+    /// Slack's Events API: `v0:timestamp:body`. The id is `event_id`; `url_verification` is
+    /// answered.
+    Slack(TimedSettings),
+    /// Twilio: the public address and the parameters. The id is `I-Twilio-Idempotency-Token`, or
+    /// `MessageSid` and its status.
+    Twilio(TwilioSettings),
+    /// An HMAC of the body in a header, with an id of your choice.
+    Hmac(HmacSettings),
+    /// No signature: anyone who reaches the address can send events.
+    None(UnsignedSettings),
+}
+
+/// Secrets, and nothing else.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(
+    feature = "config",
+    derive(Deserialize, Serialize, JsonSchema),
+    serde(deny_unknown_fields)
+)]
+pub struct PlainSettings {
+    /// The files with the secrets. Each that is valid at the moment has its own.
+    pub secrets: Vec<SecretFile>,
+}
+
+/// Secrets, and how old a request may be.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(
+    feature = "config",
+    derive(Deserialize, Serialize, JsonSchema),
+    serde(deny_unknown_fields)
+)]
+pub struct TimedSettings {
+    /// The files with the secrets. Each that is valid at the moment has its own.
+    pub secrets: Vec<SecretFile>,
+    /// How far the signed time may be from now, in either direction: 5m by default, up to 1d.
+    #[cfg_attr(feature = "config", serde(with = "Time", default = "tolerance"))]
+    pub tolerance: Duration,
+}
+
+/// The settings of Stripe's events.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(
+    feature = "config",
+    derive(Deserialize, Serialize, JsonSchema),
+    serde(deny_unknown_fields)
+)]
+pub struct StripeSettings {
+    /// The files with the signing secrets of the endpoint (`whsec_…`).
+    pub secrets: Vec<SecretFile>,
+    /// How far the signed time may be from now, in either direction: 5m by default, up to 1d.
+    #[cfg_attr(feature = "config", serde(with = "Time", default = "tolerance"))]
+    pub tolerance: Duration,
+    /// What identifies an event: `event` by default.
+    #[cfg_attr(feature = "config", serde(default))]
+    pub id: StripeId,
+}
+
+/// What identifies an event of Stripe.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "config",
+    derive(Deserialize, Serialize, JsonSchema),
+    serde(rename_all = "kebab-case")
+)]
+#[non_exhaustive]
+pub enum StripeId {
+    /// The `id` of the event: equal for each delivery of it. The default.
+    #[default]
+    Event,
+    /// The `id` of `data.object`, and the `type` of the event.
+    ///
+    /// Right only for types that an object has once in its life, such as
+    /// `checkout.session.completed`: for these it also finds the second event that Stripe sometimes
+    /// makes of one change. An object that is updated twice has two events of one type, and the
+    /// second would be taken for a duplicate.
+    ObjectAndType,
+}
+
+/// The settings of Twilio's requests.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(
+    feature = "config",
+    derive(Deserialize, Serialize, JsonSchema),
+    serde(deny_unknown_fields)
+)]
+pub struct TwilioSettings {
+    /// The files with the auth tokens of the account.
+    pub secrets: Vec<SecretFile>,
+    /// The address that Twilio sends to, as it was entered there, without its query. It is signed:
+    /// `https://example.com/hooks/twilio`.
+    pub url: String,
+}
+
+/// The settings of a signature by HMAC.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(
+    feature = "config",
+    derive(Deserialize, Serialize, JsonSchema),
+    serde(deny_unknown_fields)
+)]
+pub struct HmacSettings {
+    /// The files with the secrets. Each that is valid at the moment has its own.
+    pub secrets: Vec<SecretFile>,
+    /// The header with the signature.
+    pub header: String,
+    /// The hash: `sha256` by default.
+    #[cfg_attr(feature = "config", serde(default))]
+    pub hash: HmacHash,
+    /// The encoding of the signature: `hex` by default.
+    #[cfg_attr(feature = "config", serde(default))]
+    pub encoding: HmacEncoding,
+    /// The text before the signature, such as `sha256=`. None by default.
+    #[cfg_attr(feature = "config", serde(default))]
+    pub prefix: String,
+    /// The time that is signed with the body. Without it, the body alone is signed, and a recorded
+    /// request can be sent again at any time.
+    #[cfg_attr(feature = "config", serde(default))]
+    pub timestamp: Option<SignedTimestamp>,
+    /// What identifies an event, as the `key` of a consumer: `{ header = "x-event-id" }`, or
+    /// `{ json = ["id"] }`.
+    pub id: EventId,
+}
+
+/// A time that is signed before the body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "config",
+    derive(Deserialize, Serialize, JsonSchema),
+    serde(deny_unknown_fields)
+)]
+pub struct SignedTimestamp {
+    /// The header with the time, in seconds since 1970.
+    pub header: String,
+    /// What stands between the time and the body in what is signed: `.` by default.
+    #[cfg_attr(feature = "config", serde(default = "separator"))]
+    pub separator: String,
+    /// How far the signed time may be from now, in either direction: 5m by default, up to 1d.
+    #[cfg_attr(feature = "config", serde(with = "Time", default = "tolerance"))]
+    pub tolerance: Duration,
+}
+
+/// The hash of an HMAC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "config",
+    derive(Deserialize, Serialize, JsonSchema),
+    serde(rename_all = "lowercase")
+)]
+#[non_exhaustive]
+pub enum HmacHash {
+    /// SHA-1, which old providers use. As an HMAC it is not broken.
+    Sha1,
+    /// SHA-256. The default.
+    #[default]
+    Sha256,
+    /// SHA-384.
+    Sha384,
+    /// SHA-512.
+    Sha512,
+}
+
+/// The encoding of an HMAC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "config",
+    derive(Deserialize, Serialize, JsonSchema),
+    serde(rename_all = "lowercase")
+)]
+#[non_exhaustive]
+pub enum HmacEncoding {
+    /// Hexadecimal digits of either case. The default.
+    #[default]
+    Hex,
+    /// Base64, with padding or without.
+    Base64,
+}
+
+/// The settings of a webhook without a signature.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(
+    feature = "config",
+    derive(Deserialize, Serialize, JsonSchema),
+    serde(deny_unknown_fields)
+)]
+pub struct UnsignedSettings {
+    /// What identifies an event, as the `key` of a consumer: `{ header = "x-event-id" }`, or
+    /// `{ json = ["id"] }`.
+    pub id: EventId,
+}
+
+/// A file with one secret, which is read for each request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "config",
+    derive(Deserialize, Serialize, JsonSchema),
+    serde(deny_unknown_fields)
+)]
+pub struct SecretFile {
+    /// The path. The file has the secret as the provider shows it; a line break at its end does not
+    /// count.
+    pub file: PathBuf,
+}
+
+/// The specification of an id: that of a key, over the headers and the body of a request.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "config", derive(Deserialize, Serialize), serde(transparent))]
+pub struct EventId(pub Key);
+
+#[cfg(feature = "config")]
+impl JsonSchema for EventId {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "EventId".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": ["object", "string"] })
+    }
+}
+
+#[cfg(feature = "config")]
+fn tolerance() -> Duration {
+    DEFAULT_TOLERANCE
+}
+
+#[cfg(feature = "config")]
+fn separator() -> String {
+    ".".to_owned()
+}
+
+impl PlainSettings {
+    /// Settings with these secrets.
+    pub fn new(secrets: impl IntoIterator<Item = PathBuf>) -> Self {
+        Self {
+            secrets: files(secrets),
+        }
+    }
+}
+
+impl TimedSettings {
+    /// Settings with these secrets, and a tolerance of 5 minutes.
+    pub fn new(secrets: impl IntoIterator<Item = PathBuf>) -> Self {
+        Self {
+            secrets: files(secrets),
+            tolerance: DEFAULT_TOLERANCE,
+        }
+    }
+}
+
+impl StripeSettings {
+    /// Settings with these secrets, a tolerance of 5 minutes, and the id of the event.
+    pub fn new(secrets: impl IntoIterator<Item = PathBuf>) -> Self {
+        Self {
+            secrets: files(secrets),
+            tolerance: DEFAULT_TOLERANCE,
+            id: StripeId::Event,
+        }
+    }
+}
+
+impl HmacSettings {
+    /// Settings for an HMAC-SHA256 of the body, in hexadecimal digits in `header`.
+    pub fn new(
+        secrets: impl IntoIterator<Item = PathBuf>,
+        header: impl Into<String>,
+        id: Key,
+    ) -> Self {
+        Self {
+            secrets: files(secrets),
+            header: header.into(),
+            hash: HmacHash::Sha256,
+            encoding: HmacEncoding::Hex,
+            prefix: String::new(),
+            timestamp: None,
+            id: EventId(id),
+        }
+    }
+}
+
+impl SignedTimestamp {
+    /// A time in `header`, with a dot behind it, and a tolerance of 5 minutes.
+    pub fn new(header: impl Into<String>) -> Self {
+        Self {
+            header: header.into(),
+            separator: ".".to_owned(),
+            tolerance: DEFAULT_TOLERANCE,
+        }
+    }
+}
+
+fn files(paths: impl IntoIterator<Item = PathBuf>) -> Vec<SecretFile> {
+    paths.into_iter().map(|file| SecretFile { file }).collect()
+}
+
+impl Preset {
+    /// Returns the name of the preset, as in a file.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Standard(_) => "standard",
+            Self::Stripe(_) => "stripe",
+            Self::Github(_) => "github",
+            Self::Shopify(_) => "shopify",
+            Self::Slack(_) => "slack",
+            Self::Twilio(_) => "twilio",
+            Self::Hmac(_) => "hmac",
+            Self::None(_) => "none",
+        }
+    }
+
+    /// Returns the files with the secrets.
+    pub fn secret_files(&self) -> &[SecretFile] {
+        match self {
+            Self::Standard(timed) | Self::Slack(timed) => &timed.secrets,
+            Self::Stripe(stripe) => &stripe.secrets,
+            Self::Github(plain) | Self::Shopify(plain) => &plain.secrets,
+            Self::Twilio(twilio) => &twilio.secrets,
+            Self::Hmac(hmac) => &hmac.secrets,
+            Self::None(_) => &[],
+        }
+    }
+
+    /// Returns how long after an event its provider may still deliver it, as the provider's
+    /// documentation says; `None` where there is no such word. `docs/WEBHOOKS.md` has the sources.
+    pub fn delivers_for(&self) -> Option<Duration> {
+        match self {
+            // The schedule that the specification suggests ends after 75:35 hours.
+            Self::Standard(_) => Some(76 * HOUR),
+            Self::Stripe(_) => Some(3 * DAY),
+            // Nothing is sent again by itself, and a delivery of the last three days by hand.
+            Self::Github(_) => Some(3 * DAY),
+            Self::Shopify(_) => Some(4 * HOUR),
+            Self::Slack(_) | Self::Twilio(_) | Self::Hmac(_) | Self::None(_) => None,
+        }
+    }
+
+    /// Returns what is wrong with these settings for records that are kept for `retention`. None
+    /// means that a webhook accepts them. Files are not read.
+    pub fn check(&self, retention: Duration) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        let is_signed = !matches!(self, Self::None(_));
+        let secrets = self.secret_files().len();
+        if is_signed && !(1..=MAX_SECRETS).contains(&secrets) {
+            findings.push(Finding::new(
+                "secrets",
+                format!(
+                    "`secrets` has {secrets} files; give 1 to {MAX_SECRETS}, such as [{{ file = \"/run/secrets/{}\" }}]",
+                    self.name()
+                ),
+            ));
+        }
+        let tolerance = match self {
+            Self::Standard(timed) | Self::Slack(timed) => Some(timed.tolerance),
+            Self::Stripe(stripe) => Some(stripe.tolerance),
+            Self::Hmac(hmac) => hmac.timestamp.as_ref().map(|signed| signed.tolerance),
+            _ => None,
+        };
+        if let Some(tolerance) = tolerance
+            && !(MINUTE..=MAX_TOLERANCE).contains(&tolerance)
+        {
+            findings.push(Finding::new(
+                "tolerance",
+                format!("`tolerance` is {tolerance:?}; it must be between a minute and a day"),
+            ));
+        }
+        if let Some(longest) = self.delivers_for()
+            && retention < longest
+        {
+            let hours = longest.as_secs() / HOUR.as_secs();
+            findings.push(Finding::new(
+                "retention",
+                format!(
+                    "`retention` is {retention:?}, and {} may deliver an event again for {hours} hours: it would run again. Set at least \"{hours}h\"",
+                    self.name()
+                ),
+            ));
+        }
+        findings.extend(self.check_own());
+        findings
+    }
+
+    /// What is wrong with the settings that one preset has.
+    fn check_own(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        match self {
+            Self::Twilio(twilio) => findings.extend(check_url(&twilio.url)),
+            Self::Hmac(hmac) => {
+                findings.extend(check_header("header", &hmac.header));
+                if let Some(signed) = &hmac.timestamp {
+                    findings.extend(check_header("timestamp", &signed.header));
+                }
+                findings.extend(check_id(&hmac.id));
+            }
+            Self::None(unsigned) => findings.extend(check_id(&unsigned.id)),
+            _ => {}
+        }
+        findings
+    }
+}
+
+fn check_header(setting: &'static str, name: &str) -> Option<Finding> {
+    HeaderName::try_from(name).err().map(|_| {
+        Finding::new(
+            setting,
+            format!("{name:?} is no name of a header; give one such as \"x-signature\""),
+        )
+    })
+}
+
+fn check_url(url: &str) -> Option<Finding> {
+    let rest = url
+        .strip_prefix("https://")
+        .or_else(|| url.strip_prefix("http://"));
+    let is_address = rest
+        .is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['/', '?', '#']))
+        && !url.contains(['?', '#'])
+        && url.bytes().all(|byte| byte.is_ascii_graphic());
+    (!is_address).then(|| {
+        Finding::new(
+            "url",
+            "`url` must be the address that was entered at Twilio, without a query: \"https://example.com/hooks/twilio\"",
+        )
+    })
+}
+
+fn check_id(id: &EventId) -> Option<Finding> {
+    let wrong = match compile_id(id) {
+        Err(error) => Some(error.to_string()),
+        Ok(_) if id.0 == Key::message_key() || id.0 == Key::message_id() => Some(
+            "a request has no message key or id; name a header or fields of the body".to_owned(),
+        ),
+        Ok(_) => None,
+    };
+    wrong.map(|what| Finding::new("id", what))
+}
