@@ -147,9 +147,9 @@ fn id(delivery: &Delivery<'_>, parameters: &Parameters) -> Result<Genuine, Refus
     }
 }
 
-/// The parts of an address, each as it stands there.
+/// The parts of an address, each as it stands there, except for the case of the scheme.
 struct Address<'a> {
-    scheme: &'a str,
+    scheme: String,
     /// `user:password@`, or nothing.
     user: &'a str,
     host: &'a str,
@@ -173,11 +173,15 @@ impl<'a> Address<'a> {
         };
         let path = path.strip_suffix('?').unwrap_or(path);
         let query = path.split_once('?').map_or("", |(_, query)| query);
-        (!host.is_empty()).then_some(Self {
-            scheme,
+        let port = port.filter(|port| !port.is_empty());
+        let is_number = |port: &str| {
+            port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok()
+        };
+        (!host.is_empty() && port.is_none_or(is_number)).then(|| Self {
+            scheme: scheme.to_ascii_lowercase(),
             user,
             host,
-            port: port.filter(|port| !port.is_empty()),
+            port,
             path,
             query,
         })
@@ -202,11 +206,7 @@ impl<'a> Address<'a> {
             path,
             ..
         } = self;
-        let standard = if scheme.eq_ignore_ascii_case("https") {
-            "443"
-        } else {
-            "80"
-        };
+        let standard = if scheme == "https" { "443" } else { "80" };
         let port = self.port.unwrap_or(standard);
         format!("{scheme}://{user}{host}:{port}{path}")
     }
