@@ -1,7 +1,7 @@
 //! What the providers' own libraries sign and refuse, the presets take and refuse.
 //!
-//! The libraries for Python sign new requests in each run. Those of GitHub and Shopify are for Node;
-//! `webhooks/signed.jsonl` has what they said, and `webhooks/sign.mjs` asks them again.
+//! The libraries for Python sign new requests in each run. Those of GitHub and Shopify are for
+//! Node; `webhooks/signed.jsonl` has what they said, and `webhooks/sign.mjs` asks them again.
 
 use std::path::Path;
 use std::process::Command;
@@ -101,6 +101,7 @@ fn check_all(lines: &str, presets: &[&str]) {
     assert_eq!(seen, wanted);
 }
 
+// invariant: signature-that-its-library-refuses
 #[test]
 fn what_the_libraries_for_python_sign_and_refuse() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -123,6 +124,7 @@ fn what_the_libraries_for_python_sign_and_refuse() {
     check_all(&lines, &["slack", "standard", "stripe", "twilio"]);
 }
 
+// invariant: signature-that-its-library-refuses
 #[test]
 fn what_the_libraries_for_node_have_signed_and_refused() {
     let lines = include_str!("webhooks/signed.jsonl");

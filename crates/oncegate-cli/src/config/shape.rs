@@ -7,6 +7,7 @@
 
 mod door;
 mod store;
+mod webhook;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,6 +20,7 @@ use serde::Deserialize;
 
 pub(crate) use self::door::{Door, DoorRule, Serve};
 pub(crate) use self::store::{Store, owners_elsewhere};
+pub(crate) use self::webhook::Webhook;
 use super::format::Format;
 use super::values::{
     FingerprintSetting, KeySetting, Names, ProgramSetting, Property, RouteSetting, Secret, Time,

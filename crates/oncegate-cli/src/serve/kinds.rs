@@ -2,12 +2,13 @@
 //! implements [`DoorKind`], and a line in [`KINDS`]; nothing else knows which kinds there are.
 
 use super::proxy::ProxyKind;
+use super::webhook::WebhookKind;
 use crate::config::shape::Door;
 
 pub(crate) use super::kind::{DoorKind, Flaw, Parts, ServedDoor};
 
 /// All kinds. The first is the one of a door that names no other.
-pub(crate) static KINDS: &[&dyn DoorKind] = &[&ProxyKind];
+pub(crate) static KINDS: &[&dyn DoorKind] = &[&ProxyKind, &WebhookKind];
 
 /// Returns the kind of a door.
 ///

@@ -3,7 +3,7 @@
 //! | layer | files |
 //! |---|---|
 //! | the kinds of doors | `kinds` |
-//! | one file for each kind | `proxy` |
+//! | one file for each kind | `proxy`, `webhook` |
 //! | what a kind is | `kind` |
 //!
 //! [`kinds`] says how another one is added.
@@ -11,6 +11,7 @@
 mod kind;
 pub(crate) mod kinds;
 mod proxy;
+mod webhook;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

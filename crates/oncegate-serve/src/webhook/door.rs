@@ -96,17 +96,11 @@ impl Webhook {
         let layer = IdempotencyLayer::new(gate, Principal::single_tenant())
             .max_request_bytes(DEFAULT_MAX_REQUEST_BYTES)
             .max_attempts(MAX_ATTEMPTS);
-        let handle = move |layer: IdempotencyLayer, request| {
-            let mut service = layer.layer(Judged(handler.clone()));
-            let answer: BoxFuture<'static, _> =
-                Box::pin(async move { service.call(request).await.map_err(Into::into) });
-            answer
-        };
         Self {
             preset: Arc::new(preset),
             secrets,
             layer,
-            handle: Arc::new(handle),
+            handle: around(handler),
             max_request_bytes: DEFAULT_MAX_REQUEST_BYTES,
             memory: Arc::new(Semaphore::new(DEFAULT_MAX_BUFFERED_BYTES)),
         }
@@ -138,6 +132,11 @@ impl Webhook {
         self
     }
 
+    /// Returns the name of the door: the scope of its gate.
+    pub fn name(&self) -> &str {
+        self.layer.gate().scope()
+    }
+
     /// Checks the settings, reads the secrets and opens the gate.
     ///
     /// # Errors
@@ -150,7 +149,7 @@ impl Webhook {
         self.secrets.check().await.map_err(WebhookError::Secret)?;
         if matches!(*self.preset, Preset::None(_)) {
             warn!(
-                door = self.layer.gate().scope(),
+                door = self.name(),
                 "events are not signed: anyone who reaches this address can send them"
             );
         }
@@ -191,7 +190,7 @@ impl Webhook {
             return Err(Problem::SecretsMissing);
         }
         let verified = self.verify(&parts, &body, &secrets);
-        let door = self.layer.gate().scope();
+        let door = self.name();
         match verified {
             Ok(Genuine::Event(id)) => {
                 let Ok(key) = HeaderValue::try_from(format!("\"{}\"", key(&id))) else {
@@ -287,7 +286,7 @@ impl Webhook {
         let response = match (self.handle)(self.layer.clone(), request).await {
             Ok(response) => response,
             Err(error) => {
-                warn!(door = self.layer.gate().scope(), %error, "a handler has failed without an answer");
+                warn!(door = self.name(), %error, "a handler has failed without an answer");
                 return Problem::HandlerFailed.response(version);
             }
         };
@@ -310,6 +309,21 @@ impl Webhook {
             answer,
         });
     }
+}
+
+/// The handler within a layer, whose settings may still change, with its type left out.
+fn around<S, Out>(handler: S) -> Arc<Handle>
+where
+    S: Service<Request<Body>, Response = Response<Out>> + Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + Send + 'static,
+    Out: HttpBody<Data = Bytes> + Send + 'static,
+    Out::Error: Into<BoxError>,
+{
+    Arc::new(move |layer: IdempotencyLayer, request| {
+        let mut service = layer.layer(Judged(handler.clone()));
+        Box::pin(async move { service.call(request).await.map_err(Into::into) })
+    })
 }
 
 /// A genuine request.

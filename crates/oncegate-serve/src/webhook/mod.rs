@@ -9,7 +9,7 @@
 //! use std::convert::Infallible;
 //!
 //! use http::{Request, Response};
-//! use oncegate_core::MemoryStore;
+//! use oncegate_runtime::MemoryStore;
 //! use oncegate_http::{Body, event_gate};
 //! use oncegate_serve::webhook::{Preset, StripeSettings, Webhook};
 //!
@@ -29,13 +29,13 @@
 //! | situation | answer |
 //! |---|---|
 //! | an event for the first time | what the handler answers, if it is 2xx |
-//! | the handler fails | its status if that is 5xx, 410 or 429, else 502; the next delivery runs it again |
+//! | the handler fails | its 5xx, 410 or 429, else 502; the next delivery runs it again |
 //! | the same event, after it | the stored 2xx, with `Idempotent-Replayed: true` |
 //! | the same event, while it runs | 503 with `Retry-After: 1` |
 //! | a signature that does not fit | 401 `signature-refused` |
 //!
-//! An answer that is not the handler's is `application/problem+json`. The `type` of a problem is the
-//! address of its description below, or of one of `oncegate_http`.
+//! An answer that is not the handler's is `application/problem+json`. The `type` of a problem is
+//! the address of its description below, or of one of `oncegate_http`.
 //!
 //! # method-not-allowed
 //! 405. Events come by POST.
@@ -47,7 +47,8 @@
 //! # secrets-missing
 //! 503 with `Retry-After`. No secret could be read yet. Nothing was done.
 //! # request-too-large
-//! 413. The body is larger than [`max_request_bytes`](Webhook::max_request_bytes). Nothing was done.
+//! 413. The body is larger than [`max_request_bytes`](Webhook::max_request_bytes). Nothing was
+//!      done.
 //! # request-too-slow
 //! 408. The body took longer than 30 s. Nothing was done.
 //! # request-broken
@@ -61,14 +62,16 @@
 //! - Two deliveries with one id are one event, whatever else differs: providers change parts of the
 //!   body that count deliveries, such as Stripe's `pending_webhooks`. So there is no fingerprint.
 //! - A handler's 4xx is not kept. A wrong path, a missing right or a bug that is repaired an hour
-//!   later must not lose the events of that hour, because nobody reads these answers.
+//!   later must not lose the events of that hour, and no person reads these answers.
 
+mod at_path;
 mod door;
 mod problem;
 mod secrets;
 mod settings;
 pub mod signatures;
 
+pub use at_path::AtPath;
 pub use door::{Webhook, WebhookError};
 pub use settings::{
     EventId, HmacEncoding, HmacHash, HmacSettings, PlainSettings, Preset, SecretFile,

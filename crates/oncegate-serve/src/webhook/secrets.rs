@@ -21,13 +21,13 @@ pub(super) struct Secrets {
     door: String,
     files: Vec<SecretFile>,
     check: fn(&Secret) -> Result<(), &'static str>,
-    known: Mutex<Vec<Known>>,
+    known: Mutex<Vec<KnownSecret>>,
     /// Held while the files are read, so that a file system that hangs takes one thread.
     reading: AsyncMutex<()>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Known {
+struct KnownSecret {
     secret: Option<Secret>,
     /// The reason that the last reading failed, so that it is logged once.
     error: Option<String>,
@@ -42,7 +42,7 @@ impl Secrets {
         };
         Arc::new(Self {
             door: door.to_owned(),
-            known: Mutex::new(vec![Known::default(); files.len()]),
+            known: Mutex::new(vec![KnownSecret::default(); files.len()]),
             files,
             check,
             reading: AsyncMutex::new(()),
@@ -106,26 +106,27 @@ impl Secrets {
 
 /// Reads a secret. The error has the path, and nothing of what the file has.
 fn read(path: &Path, check: fn(&Secret) -> Result<(), &'static str>) -> Result<Secret, String> {
-    let wrong = |why: &dyn std::fmt::Display| {
-        format!("the secret in {} cannot be used: {why}", path.display())
-    };
+    usable(path, check)
+        .map_err(|why| format!("the secret in {} cannot be used: {why}", path.display()))
+}
+
+fn usable(path: &Path, check: fn(&Secret) -> Result<(), &'static str>) -> Result<Secret, String> {
     let mut text = String::new();
-    let mut file = File::open(path)
-        .map_err(|error| wrong(&error))?
-        .take(MAX_BYTES + 1);
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let mut file = file.take(MAX_BYTES + 1);
     file.read_to_string(&mut text)
-        .map_err(|error| wrong(&error))?;
+        .map_err(|error| error.to_string())?;
     if file.limit() == 0 {
-        return Err(wrong(&format_args!("it has more than {MAX_BYTES} bytes")));
+        return Err(format!("it has more than {MAX_BYTES} bytes"));
     }
     if let Some(line) = text.strip_suffix('\n') {
         text.truncate(line.trim_end_matches('\r').len());
     }
     if text.trim().is_empty() {
-        return Err(wrong(&"the file is empty"));
+        return Err("the file is empty".to_owned());
     }
     let secret = Secret::new(text);
-    check(&secret).map_err(|why| wrong(&why))?;
+    check(&secret)?;
     Ok(secret)
 }
 
@@ -178,6 +179,7 @@ mod tests {
         assert_eq!(secrets.check().await, Ok(()));
     }
 
+    // invariant: secret-of-webhook-shown
     #[tokio::test]
     async fn an_error_names_the_file_and_shows_nothing_of_it() {
         let folder = tempfile::tempdir().unwrap();

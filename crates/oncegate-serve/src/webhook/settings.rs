@@ -28,15 +28,10 @@ const MAX_SECRETS: usize = 16;
 
 /// The provider of a webhook: what is signed, how, and what the id of an event is.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(
-    feature = "config",
-    derive(Deserialize, Serialize, JsonSchema),
-    serde(rename_all = "lowercase")
-)]
 #[non_exhaustive]
 pub enum Preset {
-    /// Standard Webhooks, and Svix: `id.timestamp.body`, by a shared secret (`whsec_…`) or a public
-    /// key (`whpk_…`). The id is `webhook-id` or `svix-id`.
+    /// Standard Webhooks, and Svix: `id.timestamp.body`, by a shared secret (`whsec_…`) or a
+    /// public key (`whpk_…`). The id is `webhook-id` or `svix-id`.
     Standard(TimedSettings),
     /// Stripe: `timestamp.body`. The id is that of the event.
     Stripe(StripeSettings),
@@ -65,6 +60,11 @@ pub enum Preset {
 )]
 pub struct PlainSettings {
     /// The files with the secrets. Each that is valid at the moment has its own.
+    #[cfg_attr(
+        feature = "config",
+        serde(default),
+        schemars(extend("title" = "list of tables"))
+    )]
     pub secrets: Vec<SecretFile>,
 }
 
@@ -77,8 +77,14 @@ pub struct PlainSettings {
 )]
 pub struct TimedSettings {
     /// The files with the secrets. Each that is valid at the moment has its own.
+    #[cfg_attr(
+        feature = "config",
+        serde(default),
+        schemars(extend("title" = "list of tables"))
+    )]
     pub secrets: Vec<SecretFile>,
-    /// How far the signed time may be from now, in either direction: 5m by default, up to 1d.
+    /// The most that the signed time may be away from now, before or after it: 5m by default, up
+    /// to 1d.
     #[cfg_attr(feature = "config", serde(with = "Time", default = "tolerance"))]
     pub tolerance: Duration,
 }
@@ -92,16 +98,22 @@ pub struct TimedSettings {
 )]
 pub struct StripeSettings {
     /// The files with the signing secrets of the endpoint (`whsec_…`).
+    #[cfg_attr(
+        feature = "config",
+        serde(default),
+        schemars(extend("title" = "list of tables"))
+    )]
     pub secrets: Vec<SecretFile>,
-    /// How far the signed time may be from now, in either direction: 5m by default, up to 1d.
+    /// The most that the signed time may be away from now, before or after it: 5m by default, up
+    /// to 1d.
     #[cfg_attr(feature = "config", serde(with = "Time", default = "tolerance"))]
     pub tolerance: Duration,
-    /// What identifies an event: `event` by default.
+    /// The id of an event: `event` by default.
     #[cfg_attr(feature = "config", serde(default))]
     pub id: StripeId,
 }
 
-/// What identifies an event of Stripe.
+/// The id of an event of Stripe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "config",
@@ -116,9 +128,8 @@ pub enum StripeId {
     /// The `id` of `data.object`, and the `type` of the event.
     ///
     /// Right only for types that an object has once in its life, such as
-    /// `checkout.session.completed`: for these it also finds the second event that Stripe sometimes
-    /// makes of one change. An object that is updated twice has two events of one type, and the
-    /// second would be taken for a duplicate.
+    /// `checkout.session.completed`: two events of one change are then one. An object that is
+    /// updated twice has two events of one type, and the second would be taken for a duplicate.
     ObjectAndType,
 }
 
@@ -131,9 +142,15 @@ pub enum StripeId {
 )]
 pub struct TwilioSettings {
     /// The files with the auth tokens of the account.
+    #[cfg_attr(
+        feature = "config",
+        serde(default),
+        schemars(extend("title" = "list of tables"))
+    )]
     pub secrets: Vec<SecretFile>,
     /// The address that Twilio sends to, as it was entered there, without its query. It is signed:
     /// `https://example.com/hooks/twilio`.
+    #[cfg_attr(feature = "config", serde(default))]
     pub url: String,
 }
 
@@ -146,8 +163,14 @@ pub struct TwilioSettings {
 )]
 pub struct HmacSettings {
     /// The files with the secrets. Each that is valid at the moment has its own.
+    #[cfg_attr(
+        feature = "config",
+        serde(default),
+        schemars(extend("title" = "list of tables"))
+    )]
     pub secrets: Vec<SecretFile>,
     /// The header with the signature.
+    #[cfg_attr(feature = "config", serde(default))]
     pub header: String,
     /// The hash: `sha256` by default.
     #[cfg_attr(feature = "config", serde(default))]
@@ -162,7 +185,7 @@ pub struct HmacSettings {
     /// request can be sent again at any time.
     #[cfg_attr(feature = "config", serde(default))]
     pub timestamp: Option<SignedTimestamp>,
-    /// What identifies an event, as the `key` of a consumer: `{ header = "x-event-id" }`, or
+    /// The id of an event, as the `key` of a consumer: `{ header = "x-event-id" }`, or
     /// `{ json = ["id"] }`.
     pub id: EventId,
 }
@@ -177,10 +200,11 @@ pub struct HmacSettings {
 pub struct SignedTimestamp {
     /// The header with the time, in seconds since 1970.
     pub header: String,
-    /// What stands between the time and the body in what is signed: `.` by default.
+    /// The text between the time and the body in what is signed: `.` by default.
     #[cfg_attr(feature = "config", serde(default = "separator"))]
     pub separator: String,
-    /// How far the signed time may be from now, in either direction: 5m by default, up to 1d.
+    /// The most that the signed time may be away from now, before or after it: 5m by default, up
+    /// to 1d.
     #[cfg_attr(feature = "config", serde(with = "Time", default = "tolerance"))]
     pub tolerance: Duration,
 }
@@ -229,7 +253,7 @@ pub enum HmacEncoding {
     serde(deny_unknown_fields)
 )]
 pub struct UnsignedSettings {
-    /// What identifies an event, as the `key` of a consumer: `{ header = "x-event-id" }`, or
+    /// The id of an event, as the `key` of a consumer: `{ header = "x-event-id" }`, or
     /// `{ json = ["id"] }`.
     pub id: EventId,
 }
@@ -423,7 +447,7 @@ impl Preset {
         findings
     }
 
-    /// What is wrong with the settings that one preset has.
+    /// Returns what is wrong with the settings that one preset has.
     fn check_own(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         match self {

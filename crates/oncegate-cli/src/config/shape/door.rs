@@ -5,6 +5,7 @@ use oncegate::core::settings::TlsFiles;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::webhook::Webhook;
 use crate::config::values::{
     FingerprintSetting, Names, PrincipalSetting, RuleKeySetting, Size, Time,
 };
@@ -65,6 +66,8 @@ pub(crate) struct Door {
     /// The bodies of requests with keys that are in memory at once. Others get 503.
     #[schemars(extend("default" = "256MiB"))]
     pub(crate) max_buffered: Option<Size>,
+    /// The provider whose events this door takes: `{ stripe = { secrets = [{ file = "…" }] } }`.
+    pub(crate) webhook: Option<Webhook>,
     /// The most attempts of a key that fail or break off before it is given up, up to 254.
     #[schemars(extend("default" = 10))]
     pub(crate) max_attempts: Option<u32>,

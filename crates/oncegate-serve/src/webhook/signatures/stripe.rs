@@ -71,27 +71,26 @@ struct Object {
 }
 
 fn id(body: &[u8], wanted: StripeId) -> Result<Genuine, Refusal> {
-    let missing = |what: &str| Err(Refusal::NoId(format!("the body is no JSON with {what}")));
-    match wanted {
-        StripeId::Event => {
-            #[derive(Deserialize)]
-            struct Id {
-                id: String,
-            }
-            match serde_json::from_slice(body) {
-                Ok(Id { id }) if !id.trim().is_empty() => Ok(Genuine::Event(vec![id])),
-                _ => missing("an `id`"),
-            }
-        }
+    #[derive(Deserialize)]
+    struct Id {
+        id: String,
+    }
+    let id = match wanted {
+        StripeId::Event => match serde_json::from_slice(body) {
+            Ok(Id { id }) if !id.trim().is_empty() => Some(vec![id]),
+            _ => None,
+        },
         StripeId::ObjectAndType => match serde_json::from_slice::<Event>(body) {
-            Ok(event) if !event.data.object.id.is_empty() && !event.r#type.is_empty() => {
-                Ok(Genuine::Event(vec![event.data.object.id, event.r#type]))
-            }
             // Some objects have no id, such as the balance. Their event has.
             Ok(event) if event.data.object.id.is_empty() && !event.id.is_empty() => {
-                Ok(Genuine::Event(vec![event.id]))
+                Some(vec![event.id])
             }
-            _ => missing("an `id` and a `type`"),
+            Ok(event) if !event.data.object.id.is_empty() && !event.r#type.is_empty() => {
+                Some(vec![event.data.object.id, event.r#type])
+            }
+            _ => None,
         },
-    }
+    };
+    id.map(Genuine::Event)
+        .ok_or_else(|| Refusal::NoId("the body is no JSON with the id of an event".to_owned()))
 }

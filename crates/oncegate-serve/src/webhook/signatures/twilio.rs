@@ -15,7 +15,7 @@ type Parameters = BTreeMap<String, BTreeSet<String>>;
 pub(super) fn verify(secrets: &[Secret], delivery: &Delivery<'_>) -> Result<Genuine, Refusal> {
     let given = delivery.required("x-twilio-signature")?;
     let algorithm = algorithm(delivery)?;
-    let address = Address::parse(delivery.url).ok_or(Refusal::NotGenuine(
+    let address = SignedAddress::parse(delivery.url).ok_or(Refusal::NotGenuine(
         "the address that the request was sent to is not `https://host/path`",
     ))?;
     let parameters = parameters(delivery, address.query)?;
@@ -126,16 +126,8 @@ fn id(delivery: &Delivery<'_>, parameters: &Parameters) -> Result<Genuine, Refus
     if let Some(token) = delivery.id_header("i-twilio-idempotency-token")? {
         return Ok(Genuine::Event(vec!["token".to_owned(), token.to_owned()]));
     }
-    // A parameter with two values names no event.
-    let only = |name: &str| {
-        let values = parameters.get(name)?;
-        values
-            .first()
-            .filter(|value| values.len() == 1 && !value.trim().is_empty())
-            .cloned()
-    };
-    let message = only("MessageSid").or_else(|| only("SmsSid"));
-    let status = only("MessageStatus").or_else(|| only("SmsStatus"));
+    let message = only(parameters, ["MessageSid", "SmsSid"]);
+    let status = only(parameters, ["MessageStatus", "SmsStatus"]);
     match (message, status) {
         (Some(message), Some(status)) => {
             Ok(Genuine::Event(vec!["message".to_owned(), message, status]))
@@ -147,8 +139,17 @@ fn id(delivery: &Delivery<'_>, parameters: &Parameters) -> Result<Genuine, Refus
     }
 }
 
+/// The value of the first of these parameters. One with two values names no event.
+fn only(parameters: &Parameters, names: [&str; 2]) -> Option<String> {
+    let values = names.iter().find_map(|name| parameters.get(*name))?;
+    values
+        .first()
+        .filter(|value| values.len() == 1 && !value.trim().is_empty())
+        .cloned()
+}
+
 /// The parts of an address, each as it stands there, except for the case of the scheme.
-struct Address<'a> {
+struct SignedAddress<'a> {
     scheme: String,
     /// `user:password@`, or nothing.
     user: &'a str,
@@ -159,7 +160,7 @@ struct Address<'a> {
     query: &'a str,
 }
 
-impl<'a> Address<'a> {
+impl<'a> SignedAddress<'a> {
     fn parse(url: &'a str) -> Option<Self> {
         let (scheme, rest) = url.split_once("://")?;
         let at = rest.find(['/', '?']).unwrap_or(rest.len());
@@ -174,10 +175,7 @@ impl<'a> Address<'a> {
         let path = path.strip_suffix('?').unwrap_or(path);
         let query = path.split_once('?').map_or("", |(_, query)| query);
         let port = port.filter(|port| !port.is_empty());
-        let is_number = |port: &str| {
-            port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok()
-        };
-        (!host.is_empty() && port.is_none_or(is_number)).then(|| Self {
+        (!host.is_empty() && port.is_none_or(is_port)).then(|| Self {
             scheme: scheme.to_ascii_lowercase(),
             user,
             host,
@@ -210,4 +208,8 @@ impl<'a> Address<'a> {
         let port = self.port.unwrap_or(standard);
         format!("{scheme}://{user}{host}:{port}{path}")
     }
+}
+
+fn is_port(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok()
 }
