@@ -20,7 +20,6 @@ use serde::Deserialize;
 
 pub(crate) use self::door::{Door, DoorRule, Serve};
 pub(crate) use self::store::{Store, owners_elsewhere};
-pub(crate) use self::webhook::Webhook;
 use super::format::Format;
 use super::values::{
     FingerprintSetting, KeySetting, Names, ProgramSetting, Property, RouteSetting, Secret, Time,

@@ -4,9 +4,11 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::settings::{Preset, SecretFile};
@@ -15,6 +17,9 @@ use super::signatures::{Secret, check_standard_secret};
 /// The most bytes of a file with a secret.
 const MAX_BYTES: u64 = 64 * 1024;
 
+/// The time that a request waits for the files.
+const READ_PATIENCE: Duration = Duration::from_secs(10);
+
 /// The files, and what they had when they were last read.
 #[derive(Debug)]
 pub(super) struct Secrets {
@@ -22,8 +27,8 @@ pub(super) struct Secrets {
     files: Vec<SecretFile>,
     check: fn(&Secret) -> Result<(), &'static str>,
     known: Mutex<Vec<KnownSecret>>,
-    /// Held while the files are read, so that a file system that hangs takes one thread.
-    reading: AsyncMutex<()>,
+    /// Held by the thread that reads the files, so that a file system that hangs takes one.
+    reading: Arc<AsyncMutex<()>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -45,19 +50,23 @@ impl Secrets {
             known: Mutex::new(vec![KnownSecret::default(); files.len()]),
             files,
             check,
-            reading: AsyncMutex::new(()),
+            reading: Arc::default(),
         })
     }
 
     /// Returns the secrets that the files have now. A file that cannot be read keeps its last
-    /// secret: it may be about to be replaced.
+    /// secret: it may be about to be replaced. So do all if they cannot be read in time.
     pub(super) async fn current(self: &Arc<Self>) -> Vec<Secret> {
         if !self.files.is_empty()
-            && let Ok(_reading) = self.reading.try_lock()
+            && let Ok(reading) = Arc::clone(&self.reading).try_lock_owned()
         {
             let this = Arc::clone(self);
-            // The thread only fails if it panics; then the secrets are the last ones.
-            _ = tokio::task::spawn_blocking(move || this.read_all()).await;
+            let reading = tokio::task::spawn_blocking(move || {
+                this.read_all();
+                drop(reading);
+            });
+            // The thread only fails if it panics; then the secrets are the last ones, too.
+            _ = timeout(READ_PATIENCE, reading).await;
         }
         self.known
             .lock()

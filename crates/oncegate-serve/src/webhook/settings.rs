@@ -283,7 +283,7 @@ impl JsonSchema for EventId {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["object", "string"] })
+        json_schema!({ "title": "key", "type": ["object", "string"] })
     }
 }
 

@@ -38,7 +38,7 @@ pub(super) use standard::check_secret as check_standard_secret;
 
 /// The most signatures of one header that are compared. Providers send one for each secret that is
 /// valid during a rotation.
-const MAX_SIGNATURES: usize = 32;
+const MAX_SIGNATURES: usize = 16;
 
 /// The longest header that can be an id, in bytes.
 const MAX_ID_BYTES: usize = 4 * 1024;
