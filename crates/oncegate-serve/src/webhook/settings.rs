@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::HeaderName;
-use oncegate_core::key::Key;
+use oncegate_core::key::{CompiledKey, Key, KeySpecError, Scope};
 use oncegate_core::settings::Finding;
 #[cfg(feature = "config")]
 use oncegate_core::settings::Time;
@@ -12,8 +12,6 @@ use oncegate_core::settings::Time;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 #[cfg(feature = "config")]
 use serde::{Deserialize, Serialize};
-
-use super::signatures::compile_id;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -276,6 +274,14 @@ pub struct SecretFile {
 #[cfg_attr(feature = "config", derive(Deserialize, Serialize), serde(transparent))]
 pub struct EventId(pub Key);
 
+impl EventId {
+    /// Compiles the specification. The scope is the same for all doors: that of the gate is the
+    /// door's name.
+    pub(super) fn compile(&self) -> Result<CompiledKey, KeySpecError> {
+        self.0.compile(&Scope::new("webhook")?)
+    }
+}
+
 #[cfg(feature = "config")]
 impl JsonSchema for EventId {
     fn schema_name() -> std::borrow::Cow<'static, str> {
@@ -492,7 +498,7 @@ fn check_url(url: &str) -> Option<Finding> {
 }
 
 fn check_id(id: &EventId) -> Option<Finding> {
-    let wrong = match compile_id(id) {
+    let wrong = match id.compile() {
         Err(error) => Some(error.to_string()),
         Ok(_) if id.0 == Key::message_key() || id.0 == Key::message_id() => Some(
             "a request has no message key or id; name a header or fields of the body".to_owned(),

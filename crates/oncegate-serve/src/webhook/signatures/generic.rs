@@ -1,7 +1,7 @@
 //! A signature and an id as the settings describe them.
 
 use base64::Engine as _;
-use oncegate_core::key::{CompiledKey, KeyInput, Scope};
+use oncegate_core::key::KeyInput;
 use ring::hmac;
 
 use super::{
@@ -76,7 +76,9 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
 
 /// The id by the specification of the settings.
 pub(super) fn id(delivery: &Delivery<'_>, wanted: &EventId) -> Result<Genuine, Refusal> {
-    let key = compile(wanted).map_err(|error| Refusal::NoId(error.to_string()))?;
+    let key = wanted
+        .compile()
+        .map_err(|error| Refusal::NoId(error.to_string()))?;
     let headers: Vec<(&str, &[u8])> = delivery
         .headers
         .iter()
@@ -87,11 +89,4 @@ pub(super) fn id(delivery: &Delivery<'_>, wanted: &EventId) -> Result<Genuine, R
         Ok(key) => Ok(Genuine::Event(vec![key.digest().to_string()])),
         Err(error) => Err(Refusal::NoId(error.to_string())),
     }
-}
-
-/// Compiles the specification of an id.
-pub(in crate::webhook) fn compile(
-    wanted: &EventId,
-) -> Result<CompiledKey, oncegate_core::key::KeySpecError> {
-    wanted.0.compile(&Scope::new(ROUTE)?)
 }

@@ -33,7 +33,6 @@ mod standard;
 mod stripe;
 mod twilio;
 
-pub(super) use generic::compile as compile_id;
 pub(super) use standard::check_secret as check_standard_secret;
 
 /// The most signatures of one header that are compared. Providers send one for each secret that is
