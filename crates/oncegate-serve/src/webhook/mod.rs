@@ -65,6 +65,7 @@
 //!   later must not lose the events of that hour, and no person reads these answers.
 
 mod at_path;
+mod check;
 mod door;
 mod problem;
 mod secrets;
