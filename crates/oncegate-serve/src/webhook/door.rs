@@ -165,7 +165,7 @@ impl Webhook {
     async fn serve(&self, request: Request<Body>) -> Response<Body> {
         let version = request.version();
         match self.admit(request).await {
-            Ok(Admitted::Event(request, _memory)) => self.handled(request).await,
+            Ok(Admitted::Event(request, _memory)) => self.handled(*request).await,
             Ok(Admitted::Challenge(text)) => {
                 self.note("challenge");
                 Response::new(Body::from(Bytes::from(text)))
@@ -199,7 +199,7 @@ impl Webhook {
                 };
                 parts.headers.insert(KEY, key);
                 let request = Request::from_parts(parts, Body::from(body));
-                Ok(Admitted::Event(request, memory))
+                Ok(Admitted::Event(Box::new(request), memory))
             }
             Ok(Genuine::Challenge(text)) => Ok(Admitted::Challenge(text)),
             Err(Refusal::NotGenuine(reason)) => {
@@ -329,7 +329,7 @@ where
 /// A genuine request.
 enum Admitted {
     /// The event, with its id as `Idempotency-Key`, and the memory that its body takes.
-    Event(Request<Body>, Option<OwnedSemaphorePermit>),
+    Event(Box<Request<Body>>, Option<OwnedSemaphorePermit>),
     Challenge(String),
 }
 
