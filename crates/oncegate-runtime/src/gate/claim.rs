@@ -24,6 +24,10 @@ pub(crate) struct OpenClaim {
     gate: Arc<OpenGate>,
     identity: Identity,
     token: Token,
+    /// The lease to ask for: that of the gate, or a shorter one.
+    lease: Duration,
+    /// The caller repeats it with the same token by itself, so nothing may release that token.
+    is_repeated_by_caller: bool,
     /// A repeat does not renew the lease: it may have begun when the first one arrived.
     first_sent_at: Instant,
     /// The store may have granted it, and its answer is not known.
@@ -47,6 +51,19 @@ pub(crate) enum Claimed {
 }
 
 impl OpenClaim {
+    /// The same claim for another lease, which is no longer than the gate's.
+    pub(crate) fn lasting(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// The same claim by a token of the caller, who sends it again if it has no answer.
+    pub(crate) fn repeated_by_caller(mut self, token: Token) -> Self {
+        self.token = token;
+        self.is_repeated_by_caller = true;
+        self
+    }
+
     /// Returns how long ago the first request was sent that may have been executed.
     pub(crate) fn age(&self) -> Duration {
         self.first_sent_at.elapsed()
@@ -104,7 +121,7 @@ impl OpenClaim {
         }
         Ok(Operation::Claim {
             token: self.token,
-            lease: gate.settings.lease,
+            lease: self.lease,
             fingerprint: self.identity.fingerprint,
             fenced: gate.settings.fenced,
             longest_lease: gate.longest_lease(),
@@ -165,7 +182,7 @@ impl OpenClaim {
 
 impl Drop for OpenClaim {
     fn drop(&mut self) {
-        if self.is_in_doubt {
+        if self.is_in_doubt && !self.is_repeated_by_caller {
             self.gate
                 .lease_renewer
                 .release_later(self.identity.key.clone(), self.token);
@@ -180,6 +197,8 @@ impl OpenGate {
             gate: Arc::clone(self),
             identity: identity.clone(),
             token: self.entropy.token(),
+            lease: self.settings.lease,
+            is_repeated_by_caller: false,
             first_sent_at: Instant::now(),
             is_in_doubt: false,
             was_in_doubt: false,

@@ -9,7 +9,7 @@ use oncegate_core::store::StoreError;
 use tokio::time::Instant;
 
 use super::pending::REPEAT_BACKOFF;
-use super::{Claimed, Gate, GateError, Lease, Unfetched};
+use super::{Claimed, Gate, GateError, Lease, OpenClaim, OpenGate, Unfetched};
 use crate::codec::FromStored;
 use crate::failure::BoxError;
 use crate::message::Message;
@@ -82,31 +82,14 @@ impl Gate {
         }
         let identity = gate.identify(message)?;
         let mut claim = gate.new_claim(&identity);
-        let mut failures = 0;
-        let claimed = loop {
-            match claim.send(message).await {
-                Ok(claimed) => break claimed,
-                Err(StoreError::Unknown { .. }) if claim.age() < gate.settings.lease => {
-                    failures += 1;
-                    tokio::time::sleep(REPEAT_BACKOFF.wait(failures, gate.fraction())).await;
-                }
-                Err(error) => return Err(error.into()),
-            }
-        };
+        let claimed = gate.send_until_known(&mut claim, message).await?;
         Ok(match claimed {
             // The caller runs under it at once.
             Claimed::Granted(lease) => {
                 lease.begin_run(Instant::now());
                 Entry::Granted(lease)
             }
-            Claimed::Completed(stored) => match gate.fetch(&stored).await {
-                Ok(bytes) => Entry::Completed(Stored { bytes, lost: None }),
-                Err(Unfetched::Lost(why)) => Entry::Completed(Stored {
-                    bytes: stored,
-                    lost: Some(why.to_string().into()),
-                }),
-                Err(Unfetched::NoAnswer(error)) => return Err(error.into()),
-            },
+            Claimed::Completed(stored) => Entry::Completed(gate.fetch_stored(stored).await?),
             Claimed::Busy(retry_in) => Entry::Busy { retry_in },
             Claimed::Failed {
                 reason,
@@ -118,5 +101,43 @@ impl Gate {
             },
             Claimed::Mismatch => Entry::Mismatch,
         })
+    }
+}
+
+impl OpenGate {
+    /// Sends the claim until the store's answer is known, for up to a lease.
+    ///
+    /// # Errors
+    /// The last error of the store.
+    pub(crate) async fn send_until_known(
+        &self,
+        claim: &mut OpenClaim,
+        message: &Message,
+    ) -> Result<Claimed, StoreError> {
+        let mut failures = 0;
+        loop {
+            match claim.send(message).await {
+                Err(StoreError::Unknown { .. }) if claim.age() < self.settings.lease => {
+                    failures += 1;
+                    tokio::time::sleep(REPEAT_BACKOFF.wait(failures, self.fraction())).await;
+                }
+                answered => return answered,
+            }
+        }
+    }
+
+    /// Returns the result that a record holds, or refers to.
+    ///
+    /// # Errors
+    /// When the result store does not answer now.
+    pub(crate) async fn fetch_stored(&self, stored: Bytes) -> Result<Stored, GateError> {
+        match self.fetch(&stored).await {
+            Ok(bytes) => Ok(Stored { bytes, lost: None }),
+            Err(Unfetched::Lost(why)) => Ok(Stored {
+                bytes: stored,
+                lost: Some(why.to_string().into()),
+            }),
+            Err(Unfetched::NoAnswer(error)) => Err(error.into()),
+        }
     }
 }

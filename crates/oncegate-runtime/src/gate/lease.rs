@@ -125,6 +125,12 @@ impl Lease {
         &self.identity.key
     }
 
+    /// Ends the heartbeats and leaves the claim to the caller that has its token. Nothing is written.
+    pub(super) fn detach(self) -> (Identity, Token, Grant) {
+        self.is_ended.store(true, Relaxed);
+        (self.identity.clone(), self.token, self.grant)
+    }
+
     /// The tag that the record has when this lease ends it.
     pub(crate) fn tag(&self) -> TokenTag {
         self.token.tag()

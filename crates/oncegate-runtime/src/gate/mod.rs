@@ -28,6 +28,7 @@ mod breaker_mark;
 mod claim;
 mod committed;
 mod dead_letter_stop;
+mod detached;
 mod enter;
 mod error;
 mod fail_open;
@@ -259,6 +260,11 @@ impl Gate {
     /// Returns how long one of its claims lasts without a heartbeat.
     pub fn lease_period(&self) -> Duration {
         self.settings.lease
+    }
+
+    /// Returns how long one run may take.
+    pub fn run_period(&self) -> Duration {
+        self.settings.max_run
     }
 
     /// Returns how long it keeps a completed record.

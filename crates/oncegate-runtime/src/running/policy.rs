@@ -19,6 +19,12 @@ impl AttemptLimit {
         attempt > self.0
     }
 
+    /// The reason for which a message is given up whose attempt, of this number, must not run.
+    pub(crate) fn used_up(attempt: u32) -> String {
+        let attempts = attempt.saturating_sub(1);
+        format!("{attempts} attempts have failed or ended their process")
+    }
+
     /// Returns whether the attempt with this number is the last one, if it counts.
     pub fn is_last(self, attempt: u32) -> bool {
         attempt >= self.0

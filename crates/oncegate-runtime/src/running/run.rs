@@ -218,9 +218,7 @@ impl Runner<'_> {
     {
         let number = lease.attempt().number();
         if self.limit.is_over(number) {
-            let attempts = number.saturating_sub(1);
-            let reason = format!("{attempts} attempts have failed or ended their process");
-            return self.give_up(lease, reason).await;
+            return self.give_up(lease, AttemptLimit::used_up(number)).await;
         }
         let began = Instant::now();
         let attempt = lease.attempt().clone();

@@ -1,0 +1,546 @@
+//! The operations, each from its body to its answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::StatusCode;
+use oncegate_core::record::whole_millis;
+use oncegate_runtime::backoff::Backoff;
+use oncegate_runtime::codec::Raw;
+use oncegate_runtime::failure::{BoxError, Failure};
+use oncegate_runtime::gate::{GateError, Stored};
+use oncegate_runtime::message::Message;
+use oncegate_runtime::running::detached::{
+    ClaimOutcome, ClaimTerms, DetachedClaim, Ended, KeyState,
+};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use super::callers::Known;
+use super::forms::{
+    Answer, ClaimRequest, CompleteRequest, ExtendAnswer, ExtendRequest, Extended, FailRequest,
+    LookRequest, ReleaseRequest,
+};
+use super::problem::Problem;
+use super::requests::{Carried, Reply};
+use super::{ApiScope, Shared, claim_id, key};
+
+/// The time limit for the store's answer to a claim, a look or a heartbeat.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// How long the end of a claim is repeated before its caller has to.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+/// The delays between those repeats.
+const END_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+/// The delays before a busy key is asked about again.
+const WAIT_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(250));
+/// The longest wait for a result.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+/// The most claims that one request extends.
+const MAX_EXTENDS: usize = 1_000;
+/// The shortest lease, as for every gate.
+const MIN_LEASE: Duration = Duration::from_millis(100);
+
+impl Shared {
+    pub(super) async fn claim(
+        &self,
+        known: &Known,
+        body: &[u8],
+        reply: &mut Reply,
+    ) -> Result<Carried, Problem> {
+        let request: ClaimRequest<'_> = parse(body)?;
+        let scope = self.scope(known, &request.scope)?;
+        let message = key::message(request.function.as_deref(), request.key)?;
+        let terms = self.terms(known, scope, &request)?;
+        let wait = checked_wait(request.wait_ms)?;
+        let mut waiting = Waiting::new(self, known, wait);
+        loop {
+            if !known.may_claim() {
+                return Err(Problem::CallerOverloaded {
+                    what: "This caller holds as many claims as it may",
+                });
+            }
+            let sent_at = Instant::now();
+            let outcome = claim_once(scope, &message, &terms).await?;
+            let retry_in = match outcome {
+                ClaimOutcome::Busy { retry_in } => retry_in,
+                ClaimOutcome::Granted {
+                    claim,
+                    recovered,
+                    fencing_token,
+                } => {
+                    known.note_held(claim.token, claim.lease, sent_at);
+                    let answer = Answer::Granted {
+                        claim: claim_id::encode(&claim),
+                        attempt: claim.attempt,
+                        recovered,
+                        lease_ms: whole_millis(claim.lease),
+                        fencing_token,
+                    };
+                    return Ok(Carried {
+                        status: StatusCode::CREATED,
+                        only_told_here: terms.token.is_none().then_some(claim),
+                        ..Carried::ok(&answer)
+                    });
+                }
+                ClaimOutcome::Completed(stored) => return Ok(Carried::ok(&completed(&stored))),
+                ClaimOutcome::GivenUp { reason } => return Err(Problem::GivenUp { reason }),
+                ClaimOutcome::Mismatch => return Err(Problem::Mismatch),
+            };
+            if !waiting.pause(retry_in, reply).await {
+                return Err(Problem::Busy { retry_in });
+            }
+        }
+    }
+
+    /// Returns a grant whose caller was gone before it had the answer.
+    pub(super) async fn return_grant(&self, known: &Known, claim: &DetachedClaim) {
+        known.note_ended(&claim.token);
+        let Some(scope) = self.scopes.get(claim.key.scope()) else {
+            return;
+        };
+        if let Err(error) = scope.gate.return_claim(claim).await {
+            let scope = scope.gate.scope();
+            tracing::warn!(scope, %error, "a grant whose caller is gone was not returned; its lease lapses");
+        }
+    }
+
+    fn terms(
+        &self,
+        known: &Known,
+        scope: &ApiScope,
+        request: &ClaimRequest<'_>,
+    ) -> Result<ClaimTerms, Problem> {
+        let longest = scope.gate.lease_period();
+        let lease = within("lease_ms", request.lease_ms, longest, MIN_LEASE, longest)?;
+        let retention = scope.gate.retention_period();
+        let retention = within(
+            "retention_ms",
+            request.retention_ms,
+            retention,
+            lease,
+            retention,
+        )?;
+        let fingerprint = request
+            .arguments
+            .map(|arguments| key::fingerprint(&self.arguments, arguments))
+            .transpose()?;
+        let token = request
+            .nonce
+            .as_deref()
+            .map(|nonce| key::token(known.caller.name(), nonce))
+            .transpose()?;
+        Ok(ClaimTerms {
+            lease,
+            retention,
+            fingerprint,
+            token,
+            limit: scope.limit,
+        })
+    }
+
+    pub(super) async fn look(
+        &self,
+        known: &Known,
+        body: &[u8],
+        reply: &mut Reply,
+    ) -> Result<Carried, Problem> {
+        let request: LookRequest<'_> = parse(body)?;
+        let scope = self.scope(known, &request.scope)?;
+        let message = key::message(request.function.as_deref(), request.key)?;
+        let wait = checked_wait(request.wait_ms)?;
+        let mut waiting = Waiting::new(self, known, wait);
+        loop {
+            let state = answered(scope, scope.gate.look(&message)).await?;
+            let is_final = matches!(state, KeyState::Completed(_) | KeyState::GivenUp { .. });
+            if is_final || !waiting.pause(MAX_WAIT, reply).await {
+                return Ok(Carried::ok(&looked_at(state)));
+            }
+        }
+    }
+
+    pub(super) async fn extend(&self, known: &Known, body: &[u8]) -> Result<Carried, Problem> {
+        let request: ExtendRequest = parse(body)?;
+        if request.claims.len() > MAX_EXTENDS {
+            let what =
+                format!("\"claims\" has more than {MAX_EXTENDS} claims: send several requests");
+            return Err(Problem::RequestInvalid { what });
+        }
+        let now = Instant::now();
+        let mut claims: Vec<Option<DetachedClaim>> = Vec::new();
+        let mut answers: Vec<Extended> = Vec::new();
+        for text in &request.claims {
+            let held = self.held(known, text).ok();
+            answers.push(match &held {
+                None => Extended::Invalid,
+                Some((scope, claim))
+                    if known.is_overrun(&claim.token, scope.gate.run_period(), now) =>
+                {
+                    Extended::Overrun
+                }
+                Some(_) => Extended::Unknown,
+            });
+            claims.push(held.map(|(_, claim)| claim));
+        }
+        let of_scopes = self.scopes.iter().map(|(name, scope)| {
+            let due: Vec<(usize, DetachedClaim)> = claims
+                .iter()
+                .enumerate()
+                .filter(|(at, _)| matches!(answers.get(*at), Some(Extended::Unknown)))
+                .filter_map(|(at, claim)| Some((at, claim.clone()?)))
+                .filter(|(_, claim)| claim.key.scope() == name)
+                .collect();
+            extend_all(scope, due)
+        });
+        for (at, claim, is_owner) in join_all(of_scopes).await.into_iter().flatten() {
+            let Some(answer) = answers.get_mut(at) else {
+                continue;
+            };
+            if is_owner {
+                known.note_held(claim.token, claim.lease, now);
+                let lease_ms = whole_millis(claim.lease);
+                *answer = Extended::Extended { lease_ms };
+            } else {
+                known.note_ended(&claim.token);
+                *answer = Extended::LeaseLost;
+            }
+        }
+        Ok(Carried::ok(&ExtendAnswer { claims: answers }))
+    }
+
+    pub(super) async fn complete(&self, known: &Known, body: &[u8]) -> Result<Carried, Problem> {
+        let request: CompleteRequest<'_> = parse(body)?;
+        let (scope, claim) = self.held(known, &request.claim)?;
+        let gate = &scope.gate;
+        let given = usize::from(request.result.is_some())
+            + usize::from(request.result_base64.is_some())
+            + usize::from(request.without_result);
+        if given > 1 {
+            let what = "send one of \"result\", \"result_base64\" and \"without_result\"";
+            return Err(Problem::RequestInvalid {
+                what: what.to_owned(),
+            });
+        }
+        let ended = if request.without_result {
+            until_known(scope, || gate.complete_claim_without_result(&claim)).await?
+        } else if let Some(text) = &request.result_base64 {
+            let Ok(bytes) = STANDARD.decode(text) else {
+                let what =
+                    "\"result_base64\" is no base64 with the alphabet of RFC 4648, section 4";
+                return Err(Problem::RequestInvalid {
+                    what: what.to_owned(),
+                });
+            };
+            let raw = Raw(Bytes::from(bytes));
+            until_known(scope, || gate.complete_claim(&claim, &raw)).await?
+        } else {
+            until_known(scope, || gate.complete_claim(&claim, &request.result)).await?
+        };
+        known.note_ended(&claim.token);
+        ended_as(scope, ended)
+    }
+
+    pub(super) async fn release(&self, known: &Known, body: &[u8]) -> Result<Carried, Problem> {
+        let request: ReleaseRequest = parse(body)?;
+        let (scope, claim) = self.held(known, &request.claim)?;
+        let delay = request.retry_in_ms.map(Duration::from_millis);
+        let reason = reason_or(&request.reason, "released without a reason");
+        let failure = match (request.counted, delay) {
+            (true, None) => Failure::retry(reason),
+            (true, Some(delay)) => Failure::retry_after(delay, reason),
+            (false, delay) => Failure::later(delay.unwrap_or_default(), reason),
+        };
+        self.end_attempt(known, scope, &claim, &failure).await
+    }
+
+    pub(super) async fn fail(&self, known: &Known, body: &[u8]) -> Result<Carried, Problem> {
+        let request: FailRequest = parse(body)?;
+        let (scope, claim) = self.held(known, &request.claim)?;
+        let reason = reason_or(&request.reason, "failed without a reason");
+        self.end_attempt(known, scope, &claim, &Failure::permanent(reason))
+            .await
+    }
+
+    async fn end_attempt(
+        &self,
+        known: &Known,
+        scope: &ApiScope,
+        claim: &DetachedClaim,
+        failure: &Failure,
+    ) -> Result<Carried, Problem> {
+        let ended = until_known(scope, || {
+            scope
+                .gate
+                .fail_claim(claim, failure, scope.limit, scope.backoff)
+        })
+        .await?;
+        known.note_ended(&claim.token);
+        ended_as(scope, ended)
+    }
+
+    fn scope(&self, known: &Known, name: &str) -> Result<&ApiScope, Problem> {
+        self.scopes
+            .get(name)
+            .filter(|_| known.may_use(name))
+            .ok_or_else(|| Problem::ScopeForbidden {
+                scope: name.chars().take(64).collect(),
+            })
+    }
+
+    /// Reads a claim, with the bounds that its scope has now.
+    fn held(&self, known: &Known, text: &str) -> Result<(&ApiScope, DetachedClaim), Problem> {
+        let mut claim = claim_id::decode(text).ok_or(Problem::ClaimInvalid)?;
+        let scope = self.scope(known, claim.key.scope())?;
+        claim.lease = claim.lease.min(scope.gate.lease_period());
+        claim.retention = claim.retention.min(scope.gate.retention_period());
+        Ok((scope, claim))
+    }
+}
+
+/// A request that may wait for a result.
+struct Waiting<'a> {
+    shared: &'a Shared,
+    known: &'a Known,
+    give_up_at: Instant,
+    asked: u32,
+    /// What it has taken of what all requests, and those of its caller, may wait.
+    permits: Option<[OwnedSemaphorePermit; 2]>,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(shared: &'a Shared, known: &'a Known, wait: Duration) -> Self {
+        Self {
+            shared,
+            known,
+            give_up_at: Instant::now() + wait,
+            asked: 0,
+            permits: None,
+        }
+    }
+
+    /// Waits before the store is asked again. `false`: it is not asked again, because the time is
+    /// over, the client has gone, too many wait, or the server stops.
+    async fn pause(&mut self, retry_in: Duration, reply: &mut Reply) -> bool {
+        self.asked += 1;
+        let pause = retry_in.min(WAIT_BACKOFF.wait(self.asked, fastrand::f64()));
+        if Instant::now() + pause > self.give_up_at || !self.may_wait() {
+            return false;
+        }
+        tokio::select! {
+            () = sleep(pause) => true,
+            () = reply.closed() => false,
+            () = self.shared.stopping.cancelled() => false,
+        }
+    }
+
+    fn may_wait(&mut self) -> bool {
+        if self.permits.is_none() {
+            let all = Arc::clone(&self.shared.waiting).try_acquire_owned();
+            let of_caller = Arc::clone(&self.known.waiting).try_acquire_owned();
+            self.permits = all.ok().zip(of_caller.ok()).map(|(a, b)| [a, b]);
+        }
+        self.permits.is_some()
+    }
+}
+
+fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
+    serde_json::from_slice(body).map_err(|error| Problem::RequestInvalid {
+        what: format!("the body is not the JSON of this operation: {error}"),
+    })
+}
+
+fn reason_or<'a>(reason: &'a str, otherwise: &'a str) -> String {
+    let reason = reason.trim();
+    if reason.is_empty() { otherwise } else { reason }.to_owned()
+}
+
+/// The setting in milliseconds, or its default.
+fn within(
+    name: &str,
+    millis: Option<u64>,
+    default: Duration,
+    least: Duration,
+    most: Duration,
+) -> Result<Duration, Problem> {
+    let Some(millis) = millis else {
+        return Ok(default.max(least));
+    };
+    let given = Duration::from_millis(millis);
+    if given < least || given > most {
+        return Err(Problem::RequestInvalid {
+            what: format!(
+                "\"{name}\" is {millis}; in this scope it must be between {} and {}",
+                whole_millis(least),
+                whole_millis(most)
+            ),
+        });
+    }
+    Ok(given)
+}
+
+fn checked_wait(wait_ms: Option<u64>) -> Result<Duration, Problem> {
+    within("wait_ms", wait_ms, Duration::ZERO, Duration::ZERO, MAX_WAIT)
+}
+
+async fn claim_once(
+    scope: &ApiScope,
+    message: &Message,
+    terms: &ClaimTerms,
+) -> Result<ClaimOutcome, Problem> {
+    answered(scope, scope.gate.claim(message, terms)).await
+}
+
+/// Limits the wait for an answer of the store.
+async fn answered<T>(
+    scope: &ApiScope,
+    asked: impl Future<Output = Result<T, GateError>> + Send,
+) -> Result<T, Problem> {
+    match timeout(ANSWER_LIMIT, asked).await {
+        Ok(answer) => answer.map_err(|error| Problem::of_gate(scope.gate.scope(), error)),
+        Err(_) => Err(Problem::OutcomeUnknown),
+    }
+}
+
+/// Repeats the end of a claim for a while until the store has answered.
+async fn until_known<F>(
+    scope: &ApiScope,
+    mut end: impl FnMut() -> F + Send,
+) -> Result<Ended, Problem>
+where
+    F: Future<Output = Result<Ended, GateError>> + Send,
+{
+    let deadline = Instant::now() + END_PATIENCE;
+    let mut failures = 0;
+    let mut may_be_done = false;
+    loop {
+        let error = match timeout_at(deadline, end()).await {
+            Ok(Ok(ended)) => return Ok(ended),
+            Ok(Err(error)) => error,
+            Err(_) => return Err(Problem::OutcomeUnknown),
+        };
+        let GateError::Store(reason) = &error else {
+            return Err(Problem::of_gate(scope.gate.scope(), error));
+        };
+        may_be_done |= reason.class() == "unknown";
+        failures += 1;
+        let pause = END_BACKOFF.wait(failures, fastrand::f64());
+        if !reason.is_away() || Instant::now() + pause >= deadline {
+            let problem = Problem::of_gate(scope.gate.scope(), error);
+            return Err(if may_be_done {
+                Problem::OutcomeUnknown
+            } else {
+                problem
+            });
+        }
+        sleep(pause).await;
+    }
+}
+
+/// Extends claims of one scope. Returns those that the store has answered for.
+async fn extend_all(
+    scope: &ApiScope,
+    due: Vec<(usize, DetachedClaim)>,
+) -> Vec<(usize, DetachedClaim, bool)> {
+    let claims: Vec<DetachedClaim> = due.iter().map(|(_, claim)| claim.clone()).collect();
+    if claims.is_empty() {
+        return Vec::new();
+    }
+    let Ok(extended) = answered(scope, scope.gate.extend_claims(&claims)).await else {
+        return Vec::new();
+    };
+    due.into_iter()
+        .zip(extended)
+        .filter_map(|((at, claim), is_owner)| Some((at, claim, is_owner.ok()?)))
+        .collect()
+}
+
+/// The answer to the end of a claim.
+fn ended_as(scope: &ApiScope, ended: Ended) -> Result<Carried, Problem> {
+    let answer = match ended {
+        Ended::Completed { is_kept: true } => Answer::Completed {
+            result: None,
+            result_base64: None,
+            result_lost: None,
+        },
+        Ended::Completed { is_kept: false } => {
+            let most = scope.gate.recorded_result_bytes();
+            Answer::Completed {
+                result: None,
+                result_base64: None,
+                result_lost: Some(format!("it was not kept; a record keeps {most} bytes")),
+            }
+        }
+        Ended::Released { retry_in } => Answer::Released {
+            attempt: None,
+            retry_in_ms: whole_millis(retry_in),
+            reason: None,
+        },
+        Ended::GivenUp { reason } => Answer::GivenUp {
+            attempt: None,
+            reason,
+        },
+        Ended::NotOwner => return Err(Problem::LeaseLost),
+    };
+    Ok(Carried::ok(&answer))
+}
+
+fn looked_at(state: KeyState) -> Answer {
+    let millis = |left: Option<Duration>| left.map_or(0, whole_millis);
+    match state {
+        KeyState::Absent => Answer::Absent,
+        KeyState::Claimed {
+            attempt,
+            lease_left,
+        } => Answer::Claimed {
+            attempt,
+            lease_left_ms: millis(lease_left),
+        },
+        KeyState::Released {
+            attempt,
+            retry_in,
+            reason,
+        } => Answer::Released {
+            attempt: Some(attempt),
+            retry_in_ms: millis(retry_in),
+            reason: Some(reason),
+        },
+        KeyState::Completed(stored) => completed(&stored),
+        KeyState::GivenUp { attempt, reason } => Answer::GivenUp {
+            attempt: Some(attempt),
+            reason,
+        },
+    }
+}
+
+/// The stored result: JSON, bytes, or the reason why there is none.
+fn completed(stored: &Stored) -> Answer {
+    if let Ok(Raw(bytes)) = stored.decode() {
+        return Answer::Completed {
+            result: None,
+            result_base64: Some(STANDARD.encode(bytes)),
+            result_lost: None,
+        };
+    }
+    let json = stored.decode::<Box<RawValue>>().or_else(|error| {
+        // A handler in Rust may have recorded it in another encoding.
+        let value = stored.decode::<serde_json::Value>().map_err(|_| error)?;
+        Ok::<_, BoxError>(serde_json::value::to_raw_value(&value)?)
+    });
+    match json {
+        Ok(json) => Answer::Completed {
+            result: Some(json),
+            result_base64: None,
+            result_lost: None,
+        },
+        Err(error) => Answer::Completed {
+            result: None,
+            result_base64: None,
+            result_lost: Some(error.to_string()),
+        },
+    }
+}

@@ -1,0 +1,635 @@
+//! Claims over HTTP, each test with a store of its own; and what a store in trouble leaves of them.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::BodyExt as _;
+use oncegate_core::key::Key;
+use oncegate_core::store::Store;
+use oncegate_core::testing::fault::{FaultStore, Faults};
+use oncegate_runtime::MemoryStore;
+use oncegate_runtime::backoff::Backoff;
+use oncegate_runtime::gate::Gate;
+use oncegate_serve::api::{Api, ApiError, ApiScope, Caller, function_gate};
+use oncegate_serve::{Body, Door as _};
+use serde_json::{Value, json};
+
+const TOKEN: &str = "a-token-of-the-caller-cron";
+const OTHER_TOKEN: &str = "a-token-of-the-caller-agent";
+const LEASE: Duration = Duration::from_secs(30);
+
+/// A server over this store.
+fn server<S: Store + 'static>(store: &Arc<S>) -> Api {
+    let now = Backoff::new(Duration::ZERO, Duration::ZERO);
+    let jobs = function_gate("jobs", Arc::clone(store)).lease(LEASE);
+    let orders = Gate::new("orders", Key::json(["order_id"]), Arc::clone(store))
+        .lease(LEASE)
+        .fenced();
+    let scopes = [jobs, orders].map(|gate| ApiScope::new(gate).max_attempts(3).backoff(now));
+    let cron = Caller::new("cron").token(TOKEN).scopes(["jobs", "orders"]);
+    let agent = Caller::new("agent").token(OTHER_TOKEN).scopes(["orders"]);
+    Api::new(scopes, [cron, agent]).unwrap()
+}
+
+async fn send(api: &Api, token: &str, path: &str, body: impl Into<Bytes>) -> (StatusCode, Value) {
+    let request = Request::post(path)
+        .header("authorization", format!("Bearer {token}"))
+        .body(Body::from(body.into()))
+        .unwrap();
+    let response = api.answer(request).await;
+    let status = response.status();
+    let retry_after = response.headers().contains_key("retry-after");
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    let answer: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(
+        retry_after,
+        answer.get("retry_in_ms").is_some() && status != 200,
+        "{answer}"
+    );
+    (status, answer)
+}
+
+async fn post(api: &Api, path: &str, body: Value) -> (StatusCode, Value) {
+    send(api, TOKEN, path, body.to_string()).await
+}
+
+async fn claimed(api: &Api, body: Value) -> String {
+    let (status, answer) = post(api, "/v1/claims", body).await;
+    assert_eq!(status, StatusCode::CREATED, "{answer}");
+    answer["claim"].as_str().unwrap().to_owned()
+}
+
+fn job(key: &str) -> Value {
+    json!({ "scope": "jobs", "key": key })
+}
+
+#[tokio::test]
+async fn the_first_claim_does_the_work_and_the_next_ones_get_its_result() {
+    let api = server(&Arc::new(MemoryStore::new()));
+    let results = [
+        (
+            json!({ "result": { "pages": 12, "big": 9_007_199_254_740_993_u64 } }),
+            "result",
+        ),
+        (json!({ "result_base64": "AP8B" }), "result_base64"),
+    ];
+    for (at, (result, name)) in results.into_iter().enumerate() {
+        let key = job(&format!("night {at}"));
+        let (status, granted) = post(&api, "/v1/claims", key.clone()).await;
+        assert_eq!(
+            (status, &granted["state"]),
+            (StatusCode::CREATED, &json!("granted"))
+        );
+        assert_eq!(
+            (&granted["attempt"], &granted["recovered"]),
+            (&json!(1), &json!(false))
+        );
+        assert_eq!(granted["lease_ms"], 30_000);
+        let (status, busy) = post(&api, "/v1/claims", key.clone()).await;
+        assert_eq!(
+            (status, &busy["state"]),
+            (StatusCode::CONFLICT, &json!("busy"))
+        );
+        assert!(busy["retry_in_ms"].as_u64().unwrap() > 29_000);
+
+        let mut completion = result.clone();
+        completion["claim"] = granted["claim"].clone();
+        for _repeat in 0..2 {
+            let (status, done) = post(&api, "/v1/claims/complete", completion.clone()).await;
+            assert_eq!(
+                (status, &done["state"]),
+                (StatusCode::OK, &json!("completed"))
+            );
+        }
+        let (status, again) = post(&api, "/v1/claims", key.clone()).await;
+        assert_eq!(
+            (status, &again["state"]),
+            (StatusCode::OK, &json!("completed"))
+        );
+        assert_eq!(again[name], result[name]);
+        let (_, seen) = post(&api, "/v1/look", key).await;
+        assert_eq!(
+            (&seen["state"], &seen[name]),
+            (&json!("completed"), &result[name])
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_key_counts_by_its_content_and_by_its_function() {
+    let api = server(&Arc::new(MemoryStore::new()));
+    let send_key = |key: &str, function: Option<&str>| {
+        let function = function.map_or(String::new(), |name| format!(r#","function":"{name}""#));
+        let body = format!(r#"{{"scope":"jobs","key":{key}{function}}}"#);
+        let api = api.clone();
+        async move { send(&api, TOKEN, "/v1/claims", body).await.0 }
+    };
+    let first = StatusCode::CREATED;
+    let again = StatusCode::CONFLICT;
+    assert_eq!(send_key(r#"{"job":"a","at":10}"#, None).await, first);
+    assert_eq!(
+        send_key(r#"{ "at": 10.0, "job": "\u0061" }"#, None).await,
+        again
+    );
+    assert_eq!(
+        send_key(r#"{"job":"a","at":10}"#, Some("charge")).await,
+        first
+    );
+    assert_eq!(send_key("9007199254740993", None).await, first);
+    assert_eq!(
+        send_key("9007199254740992", None).await,
+        first,
+        "no f64 on the way"
+    );
+    assert_eq!(send_key(r#""9007199254740993""#, None).await, first);
+    for bad in [
+        "null",
+        r#""""#,
+        "{}",
+        r#"{"job":null}"#,
+        r#"{"a":1,"a":2}"#,
+        "true",
+        "1e999999999999",
+    ] {
+        assert_eq!(send_key(bad, None).await, StatusCode::BAD_REQUEST, "{bad}");
+    }
+    assert_eq!(
+        send_key("1", Some("no name")).await,
+        StatusCode::BAD_REQUEST
+    );
+
+    let order = |order: Value| json!({ "scope": "orders", "key": order });
+    let (status, granted) = post(
+        &api,
+        "/v1/claims",
+        order(json!({ "order_id": 7, "sent": 1 })),
+    )
+    .await;
+    assert_eq!(status, first);
+    assert!(granted["fencing_token"].as_u64().unwrap() > 0);
+    assert_eq!(
+        post(
+            &api,
+            "/v1/claims",
+            order(json!({ "order_id": 7, "sent": 2 }))
+        )
+        .await
+        .0,
+        again
+    );
+    let (status, bad) = post(&api, "/v1/claims", order(json!({ "orderid": 7 }))).await;
+    assert_eq!(
+        (status, &bad["state"]),
+        (StatusCode::BAD_REQUEST, &json!("key-invalid"))
+    );
+    assert!(
+        bad["detail"].as_str().unwrap().contains("order_id"),
+        "{bad}"
+    );
+    let (status, _) = post(&api, "/v1/claims", json!({ "scope": "jobs" })).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn other_arguments_under_one_key_are_a_mismatch() {
+    let api = server(&Arc::new(MemoryStore::new()));
+    let call = |amount: i64| json!({ "scope": "jobs", "key": "mail 7", "arguments": { "amount": amount } });
+    let claim = claimed(&api, call(5)).await;
+    for _state in ["claimed", "completed"] {
+        let (status, answer) = post(&api, "/v1/claims", call(6)).await;
+        assert_eq!(
+            (status, &answer["state"]),
+            (StatusCode::UNPROCESSABLE_ENTITY, &json!("mismatch"))
+        );
+        let completion = json!({ "claim": claim, "result": "sent" });
+        post(&api, "/v1/claims/complete", completion).await;
+    }
+    assert_eq!(post(&api, "/v1/claims", call(5)).await.1["result"], "sent");
+    // Without arguments there is nothing to compare.
+    assert_eq!(
+        post(&api, "/v1/claims", job("mail 7")).await.1["result"],
+        "sent"
+    );
+}
+
+#[tokio::test]
+async fn failures_are_counted_until_none_is_left_and_stops_are_not() {
+    let api = server(&Arc::new(MemoryStore::new()));
+    let mut attempts = Vec::new();
+    let mut ends = Vec::new();
+    for counted in [false, true, false, true, true] {
+        let waited = json!({ "scope": "jobs", "key": "a", "wait_ms": 10_000 });
+        let (_, granted) = post(&api, "/v1/claims", waited).await;
+        attempts.push(granted["attempt"].as_u64().unwrap());
+        let release = json!({ "claim": granted["claim"], "counted": counted, "reason": "the bank is closed" });
+        let (status, answer) = post(&api, "/v1/claims/release", release).await;
+        assert_eq!(status, StatusCode::OK);
+        ends.push(answer["state"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(attempts, [1, 1, 2, 2, 3]);
+    assert_eq!(
+        ends,
+        ["released", "released", "released", "released", "given-up"]
+    );
+    let (status, answer) = post(&api, "/v1/claims", job("a")).await;
+    assert_eq!(
+        (status, &answer["reason"]),
+        (StatusCode::GONE, &json!("the bank is closed"))
+    );
+
+    let claim = claimed(&api, job("b")).await;
+    let (status, answer) = post(
+        &api,
+        "/v1/claims/fail",
+        json!({ "claim": claim, "reason": "no such user" }),
+    )
+    .await;
+    assert_eq!(
+        (status, &answer["state"]),
+        (StatusCode::OK, &json!("given-up"))
+    );
+    assert_eq!(post(&api, "/v1/claims", job("b")).await.0, StatusCode::GONE);
+
+    let claim = claimed(&api, job("c")).await;
+    let later = json!({ "claim": claim, "retry_in_ms": 60_000, "reason": "not yet" });
+    assert_eq!(
+        post(&api, "/v1/claims/release", later).await.1["retry_in_ms"],
+        60_000
+    );
+    let (_, seen) = post(&api, "/v1/look", job("c")).await;
+    assert_eq!(
+        (&seen["state"], &seen["reason"]),
+        (&json!("released"), &json!("not yet"))
+    );
+    assert_eq!(
+        post(&api, "/v1/look", job("d")).await.1,
+        json!({ "state": "absent" })
+    );
+}
+
+#[tokio::test]
+async fn any_server_over_the_store_goes_on_with_a_claim_and_a_stale_owner_is_refused() {
+    let store = Arc::new(MemoryStore::new());
+    let first = server(&store);
+    let short = json!({ "scope": "jobs", "key": "a", "lease_ms": 100 });
+    let stale = claimed(&first, short.clone()).await;
+    drop(first);
+    let second = server(&store);
+    let extended = post(&second, "/v1/claims/extend", json!({ "claims": [stale] }))
+        .await
+        .1;
+    assert_eq!(
+        extended["claims"][0],
+        json!({ "state": "extended", "lease_ms": 100 })
+    );
+
+    // Its owner says nothing any more.
+    let mut waited = short;
+    waited["wait_ms"] = json!(60_000);
+    let (_, taken) = post(&second, "/v1/claims", waited).await;
+    assert_eq!(
+        (&taken["attempt"], &taken["recovered"]),
+        (&json!(2), &json!(true)),
+        "{taken}"
+    );
+    let refused = (StatusCode::CONFLICT, json!("lease-lost"));
+    for (path, body) in [
+        (
+            "/v1/claims/complete",
+            json!({ "claim": stale, "result": "late" }),
+        ),
+        ("/v1/claims/release", json!({ "claim": stale })),
+        (
+            "/v1/claims/fail",
+            json!({ "claim": stale, "reason": "late" }),
+        ),
+    ] {
+        let (status, answer) = post(&second, path, body).await;
+        assert_eq!((status, answer["state"].clone()), refused, "{path}");
+    }
+    let both = json!({ "claims": [stale, taken["claim"], "nonsense"] });
+    let extended = post(&second, "/v1/claims/extend", both).await.1;
+    let states: Vec<_> = (0..3)
+        .map(|at| extended["claims"][at]["state"].clone())
+        .collect();
+    assert_eq!(states, ["lease-lost", "extended", "invalid"]);
+    let done = json!({ "claim": taken["claim"], "result": "in time" });
+    assert_eq!(
+        post(&second, "/v1/claims/complete", done).await.0,
+        StatusCode::OK
+    );
+    assert_eq!(
+        post(&second, "/v1/claims", job("a")).await.1["result"],
+        "in time"
+    );
+}
+
+#[tokio::test]
+async fn a_claim_without_an_answer_is_sent_again_with_its_nonce() {
+    let api = server(&Arc::new(MemoryStore::new()));
+    let nonce = "8e03978e-40d5-43e8-bc93-6894a57f9324";
+    let body = json!({ "scope": "jobs", "key": "a", "nonce": nonce });
+    let (_, first) = post(&api, "/v1/claims", body.clone()).await;
+    let (status, again) = post(&api, "/v1/claims", body.clone()).await;
+    assert_eq!(
+        (status, &again["claim"]),
+        (StatusCode::CREATED, &first["claim"])
+    );
+    assert_eq!(
+        (&again["attempt"], &again["recovered"]),
+        (&json!(1), &json!(false))
+    );
+    // Another caller's nonce is another one.
+    let mut other = body;
+    other["nonce"] = json!("8e03978e-40d5-43e8-bc93-6894a57f9325");
+    assert_eq!(
+        post(&api, "/v1/claims", other).await.0,
+        StatusCode::CONFLICT
+    );
+}
+
+#[tokio::test]
+async fn a_caller_that_is_gone_before_its_grant_leaves_no_lease_behind() {
+    let api = server(&Arc::new(MemoryStore::new()));
+    let owner = claimed(&api, job("a")).await;
+    let waiting = tokio::spawn({
+        let api = api.clone();
+        let body = json!({ "scope": "jobs", "key": "a", "wait_ms": 60_000 });
+        async move { post(&api, "/v1/claims", body).await }
+    });
+    waiting.abort();
+    assert!(waiting.await.unwrap_err().is_cancelled());
+    post(
+        &api,
+        "/v1/claims/release",
+        json!({ "claim": owner, "counted": false }),
+    )
+    .await;
+    let (_, next) = post(
+        &api,
+        "/v1/claims",
+        json!({ "scope": "jobs", "key": "a", "wait_ms": 60_000 }),
+    )
+    .await;
+    assert_eq!(
+        (&next["state"], &next["attempt"]),
+        (&json!("granted"), &json!(1))
+    );
+    assert_eq!(next["recovered"], false);
+}
+
+#[tokio::test]
+async fn one_that_waits_gets_the_result_when_it_is_there() {
+    let api = server(&Arc::new(MemoryStore::new()));
+    let claim = claimed(&api, job("a")).await;
+    let waited = json!({ "scope": "jobs", "key": "a", "wait_ms": 60_000 });
+    let waiting: Vec<_> = ["/v1/claims", "/v1/look"]
+        .map(|path| {
+            let (api, body) = (api.clone(), waited.clone());
+            tokio::spawn(async move { post(&api, path, body).await })
+        })
+        .into();
+    post(
+        &api,
+        "/v1/claims/complete",
+        json!({ "claim": claim, "result": 7 }),
+    )
+    .await;
+    for waiting in waiting {
+        assert_eq!(
+            waiting.await.unwrap().1,
+            json!({ "state": "completed", "result": 7 })
+        );
+    }
+}
+
+#[tokio::test]
+async fn tokens_scopes_and_limits_keep_callers_apart() {
+    let api = server(&Arc::new(MemoryStore::new()));
+    let order = json!({ "scope": "orders", "key": { "order_id": 1 } }).to_string();
+    let (status, granted) = send(&api, OTHER_TOKEN, "/v1/claims", order).await;
+    assert_eq!(status, StatusCode::CREATED);
+    let (status, _) = send(&api, OTHER_TOKEN, "/v1/claims", job("a").to_string()).await;
+    assert_eq!(status, StatusCode::FORBIDDEN);
+    for token in [
+        "",
+        "a-token-of-the-caller-cro",
+        "a-token-of-the-caller-cron2",
+    ] {
+        let (status, answer) = send(&api, token, "/v1/claims", job("a").to_string()).await;
+        assert_eq!(
+            (status, &answer["state"]),
+            (StatusCode::UNAUTHORIZED, &json!("unauthorized"))
+        );
+    }
+    // A claim of a scope that the caller may not use is none of its own.
+    let claim = claimed(&api, job("a")).await;
+    let complete = json!({ "claim": claim }).to_string();
+    let (status, _) = send(&api, OTHER_TOKEN, "/v1/claims/complete", complete).await;
+    assert_eq!(status, StatusCode::FORBIDDEN);
+    let extend = json!({ "claims": [claim, granted["claim"]] }).to_string();
+    let (_, extended) = send(&api, OTHER_TOKEN, "/v1/claims/extend", extend).await;
+    assert_eq!(extended["claims"][0]["state"], "invalid");
+    assert_eq!(extended["claims"][1]["state"], "extended");
+
+    let few = Caller::new("few")
+        .token(TOKEN)
+        .scopes(["jobs"])
+        .max_claims(1);
+    let gate = function_gate("jobs", MemoryStore::new());
+    let api = Api::new([ApiScope::new(gate)], [few]).unwrap();
+    let claim = claimed(&api, job("a")).await;
+    let (status, answer) = post(&api, "/v1/claims", job("b")).await;
+    assert_eq!(
+        (status, &answer["state"]),
+        (StatusCode::TOO_MANY_REQUESTS, &json!("caller-overloaded"))
+    );
+    post(&api, "/v1/claims/complete", json!({ "claim": claim })).await;
+    claimed(&api, job("b")).await;
+}
+
+#[tokio::test]
+async fn hostile_requests_get_a_problem_and_claim_nothing() {
+    let api = server(&Arc::new(MemoryStore::new()));
+    let too_large = format!(r#"{{"scope":"jobs","key":"{}"}}"#, "k".repeat(300_000));
+    let (status, answer) = send(&api, TOKEN, "/v1/claims", too_large).await;
+    assert_eq!(
+        (status, &answer["state"]),
+        (StatusCode::PAYLOAD_TOO_LARGE, &json!("request-too-large"))
+    );
+    let nested = format!(
+        r#"{{"scope":"jobs","key":{}1{}}}"#,
+        "[".repeat(10_000),
+        "]".repeat(10_000)
+    );
+    for body in [
+        String::new(),
+        "{".to_owned(),
+        "[]".to_owned(),
+        nested,
+        r#"{"scope":"jobs","key":"a","lease_ms":99}"#.to_owned(),
+        r#"{"scope":"jobs","key":"a","lease_ms":30001}"#.to_owned(),
+        r#"{"scope":"jobs","key":"a","retention_ms":1}"#.to_owned(),
+        r#"{"scope":"jobs","key":"a","wait_ms":60001}"#.to_owned(),
+        r#"{"scope":"jobs","key":"a","wait_ms":-1}"#.to_owned(),
+        r#"{"scope":"jobs","key":"a","nonce":"cron"}"#.to_owned(),
+        r#"{"scope":"jobs","key":"a","kye":"b"}"#.to_owned(),
+        r#"{"scope":"jobs","scope":"jobs","key":"a"}"#.to_owned(),
+    ] {
+        let (status, answer) = send(&api, TOKEN, "/v1/claims", body.clone()).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{body:.80} {answer}");
+    }
+    for claim in ["", "nonsense", &"A".repeat(200)] {
+        let (status, answer) = post(&api, "/v1/claims/complete", json!({ "claim": claim })).await;
+        assert_eq!(
+            (status, &answer["state"]),
+            (StatusCode::BAD_REQUEST, &json!("claim-invalid"))
+        );
+    }
+    let claim = claimed(&api, job("b")).await;
+    for (field, value) in [
+        ("result_base64", json!("AP8_")),
+        ("without_result", json!(true)),
+    ] {
+        let mut body = json!({ "claim": claim, "result": 1 });
+        body[field] = value;
+        assert_eq!(
+            post(&api, "/v1/claims/complete", body).await.0,
+            StatusCode::BAD_REQUEST
+        );
+    }
+    let many = json!({ "claims": vec!["x"; 1_001] });
+    assert_eq!(
+        post(&api, "/v1/claims/extend", many).await.0,
+        StatusCode::BAD_REQUEST
+    );
+    assert_eq!(
+        post(&api, "/v1/nothing", json!({})).await.0,
+        StatusCode::NOT_FOUND
+    );
+    let get = Request::get("/v1/claims").body(Body::empty()).unwrap();
+    assert_eq!(
+        api.answer(get).await.status(),
+        StatusCode::METHOD_NOT_ALLOWED
+    );
+    assert_eq!(post(&api, "/v1/look", job("a")).await.1["state"], "absent");
+}
+
+#[tokio::test]
+async fn a_result_that_is_too_large_is_recorded_as_done_without_it() {
+    let store = Arc::new(MemoryStore::new());
+    let api = server(&store);
+    let large = "r".repeat(100_000);
+    for completion in [
+        json!({ "result": large }),
+        json!({ "without_result": true }),
+    ] {
+        let key = job(&completion.to_string().len().to_string());
+        let mut completion = completion;
+        completion["claim"] = json!(claimed(&api, key.clone()).await);
+        let (status, done) = post(&api, "/v1/claims/complete", completion).await;
+        assert_eq!(
+            (status, &done["state"]),
+            (StatusCode::OK, &json!("completed"))
+        );
+        assert!(done["result_lost"].is_string(), "{done}");
+        let (status, again) = post(&api, "/v1/claims", key).await;
+        assert_eq!(
+            (status, &again["state"]),
+            (StatusCode::OK, &json!("completed"))
+        );
+        assert!(
+            again["result_lost"].is_string() && again["result"].is_null(),
+            "{again}"
+        );
+    }
+}
+
+/// What the store leaves unanswered is never a grant, and a repeat with the same claim is applied.
+#[tokio::test(start_paused = true)]
+async fn a_lost_answer_of_the_store_is_no_grant_and_an_end_is_repeated() {
+    let lossy = Faults {
+        reply_lost: 0.4,
+        request_lost: 0.2,
+        unavailable: 0.2,
+        ..Faults::default()
+    };
+    for seed in 0..20 {
+        let store = FaultStore::new(Arc::new(MemoryStore::new()), lossy.clone(), seed);
+        let store = Arc::new(store);
+        let api = server(&store);
+        while api.open().await.is_err() {}
+        let nonce = format!("8e03978e-40d5-43e8-bc93-{seed:012}");
+        let body = json!({ "scope": "jobs", "key": "a", "nonce": nonce });
+        let claim = until(StatusCode::CREATED, &api, "/v1/claims", body).await["claim"].clone();
+        let extend = json!({ "claims": [claim] });
+        while post(&api, "/v1/claims/extend", extend.clone()).await.1["claims"][0]["state"]
+            == "unknown"
+        {}
+        let done = json!({ "claim": claim, "result": seed });
+        until(StatusCode::OK, &api, "/v1/claims/complete", done.clone()).await;
+        until(StatusCode::OK, &api, "/v1/claims/complete", done).await;
+        let again = until(StatusCode::OK, &api, "/v1/claims", job("a")).await;
+        assert_eq!(again, json!({ "state": "completed", "result": seed }));
+        let injected = store.injected();
+        assert!(
+            injected.reply_lost + injected.unavailable > 0,
+            "seed {seed}"
+        );
+    }
+}
+
+/// Repeats a request while its outcome is unknown, or the store is away.
+async fn until(status: StatusCode, api: &Api, path: &str, body: Value) -> Value {
+    loop {
+        let (got, answer) = post(api, path, body.clone()).await;
+        if got == status {
+            return answer;
+        }
+        assert_eq!(got, StatusCode::SERVICE_UNAVAILABLE, "{answer}");
+    }
+}
+
+#[test]
+fn an_api_that_could_not_serve_is_refused_in_words() {
+    let scope = || ApiScope::new(function_gate("jobs", MemoryStore::new()));
+    let caller = || Caller::new("cron").token(TOKEN).scopes(["jobs"]);
+    let refused =
+        |scopes: Vec<ApiScope>, callers: Vec<Caller>| Api::new(scopes, callers).unwrap_err();
+    assert!(matches!(refused(vec![scope()], vec![]), ApiError::NoCaller));
+    assert!(matches!(
+        refused(vec![scope(), scope()], vec![caller()]),
+        ApiError::Twice { .. }
+    ));
+    assert!(matches!(
+        refused(vec![scope()], vec![caller(), caller()]),
+        ApiError::Twice { .. }
+    ));
+    assert!(matches!(
+        refused(vec![], vec![caller()]),
+        ApiError::UnknownScope { .. }
+    ));
+    let no_scope = Caller::new("cron").token(TOKEN);
+    assert!(matches!(
+        refused(vec![scope()], vec![no_scope]),
+        ApiError::NoScope { .. }
+    ));
+    assert!(matches!(
+        refused(vec![scope().max_attempts(0)], vec![caller()]),
+        ApiError::Attempts { .. }
+    ));
+    assert!(matches!(
+        refused(vec![scope()], vec![caller().max_bytes(9)]),
+        ApiError::TooFewBytes { .. }
+    ));
+    let shown = format!("{:?}", caller());
+    assert!(!shown.contains(TOKEN), "{shown}");
+}

@@ -1,0 +1,3 @@
+module oncegate
+
+go 1.21
