@@ -47,7 +47,7 @@ class Run:
     def __init__(self, world: World, seed: int, store: str, languages: List[str]) -> None:
         self.world, self.seed, self.languages = world, seed, languages
         self.random = random.Random(seed)
-        self.servers = [Server(world, store, LEASE_MS) for _ in range(2)]
+        self.servers = [Server(world, store, LEASE_MS, attempts=100) for _ in range(2)]
         self.keys = [f"{uuid4()}" for _ in range(KEYS)]
         self.called: Dict[str, str] = {}
         self.results: Dict[str, Set[str]] = defaultdict(set)

@@ -13,7 +13,6 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Iterator, List, Optional, Tuple
-from uuid import uuid4
 
 import random_schedules
 import scenarios
@@ -49,7 +48,7 @@ def in_language(language: str, store: str, redis_url: str, only: Optional[str]) 
     """Runs the scenarios; returns what failed."""
     failed = []
     with World() as world:
-        place = {"sqlite": str(world.folder / "store.db"), "redis": redis_url, "memory": "memory"}[store]
+        place = {"sqlite": f"sqlite:{world.folder}/store.db", "redis": redis_url}[store]
         stage = scenarios.Stage(world, language, place)
         for scenario in scenarios.SCENARIOS:
             if only and only not in scenario.__name__:
@@ -65,7 +64,7 @@ def in_language(language: str, store: str, redis_url: str, only: Optional[str]) 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--languages", default=",".join(AGENTS))
-    parser.add_argument("--stores", default="sqlite,redis,memory")
+    parser.add_argument("--stores", default="sqlite,redis")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--only")
@@ -75,13 +74,13 @@ def main() -> int:
     with redis() as redis_url, ThreadPoolExecutor(3) as pool:
         # Each language on the first store, and the first language on each.
         runs = [(language, stores[0]) for language in languages] + [(languages[0], store) for store in stores[1:]]
-        tried = pool.map(lambda run: in_language(*run, redis_url, chosen.only), runs)
+        tried = pool.map(lambda run: in_language(run[0], run[1], redis_url, chosen.only), runs)
         for run, found in zip(runs, tried):
             failed += found
             print(f"    {run[0]} on {run[1]}: {'failed' if found else 'passed'}", flush=True)
         for seed in range(chosen.first_seed, chosen.first_seed + (0 if chosen.only else chosen.seeds)):
             with tempfile.TemporaryDirectory() as folder:
-                store = f"{folder}/{uuid4()}.db" if seed % 2 else redis_url
+                store = f"sqlite:{folder}/store.db" if seed % 2 else redis_url
                 try:
                     print(f"    seed {seed}: {random_schedules.run(seed, store, languages)}", flush=True)
                 except Exception:

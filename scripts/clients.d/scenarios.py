@@ -34,13 +34,13 @@ class Stage:
 @scenario
 def the_first_call_runs_and_duplicates_get_its_result(stage: Stage) -> None:
     result = {"pages": 12, "text": "ä\u2028\"\\ \U0001f4d6", "list": [1, 2.5, None, True, {}]}
-    key = {"job": "nightly", "at": str(uuid4())}
-    check(stage.one.done(stage.one.call(key, result=result)) == result, "the first call returns its result")
+    night = {"job": "nightly", "at": str(uuid4())}
+    check(stage.one.done(stage.one.call(night, result=result)) == result, "the first call returns its result")
     for agent in (stage.one, stage.two):
-        name = agent.call(key, result="another")
+        name = agent.call(night, result="another")
         check(agent.done(name) == result, "a duplicate gets the first result")
         check(not agent.has_begun(name), "a duplicate does not run")
-    check(stage.effects(key) == [1], "one effect")
+    check(stage.effects(night) == [1], "one effect")
     key = str(uuid4())
     check(stage.one.done(stage.one.call(key, bytes="AP8Bgg==")) == "AP8Bgg==", "bytes are a result")
     check(stage.two.done(stage.two.call(key, bytes="")) == "AP8Bgg==", "and come back")
@@ -103,7 +103,8 @@ def other_arguments_are_a_mismatch_and_another_function_is_another_key(stage: St
 
 @scenario
 def nothing_runs_without_a_key_a_token_a_scope_or_a_server(stage: Stage) -> None:
-    for key in (None, "", " ", {}, [], {"job": None}):
+    keys: List[Any] = [None, "", " ", {}, [], {"job": None}]
+    for key in keys:
         check(stage.one.error(stage.one.call(key)) == "Refused", "the key", key)
         check(not stage.effects(key), "nothing ran")
     wrong = {
@@ -209,8 +210,6 @@ def lost_answers_are_asked_for_again(stage: Stage) -> None:
 
 @scenario
 def a_server_that_is_killed_loses_no_claim(stage: Stage) -> None:
-    if stage.store == "memory":
-        return  # its records end with the process
     server, key, flag = Server(stage.world, stage.store), str(uuid4()), stage.world.flag()
     agent = stage.agent(server.url)
     name = agent.call(key, result=1, until=str(flag))
@@ -231,6 +230,43 @@ def a_result_that_is_too_large_is_lost_and_the_work_is_done(stage: Stage) -> Non
         check(stage.one.done(stage.one.call(key, result=large)) == large, "the first call has it")
         check(stage.two.error(stage.two.call(key)) == "ResultLost", "a duplicate has not")
         check(stage.effects(key) == [1], "one effect")
+
+
+@scenario
+def recipe_a_cron_tick_of_three_replicas_runs_once(stage: Stage) -> None:
+    late = stage.agent()
+    tick = {"job": "report", "at": f"2026-11-29T03:00:00Z {uuid4()}"}
+    calls = [(agent, agent.call(tick, wait_ms=0, result="12 pages")) for agent in (stage.one, stage.two)]
+    ends = [agent.end(name) for agent, name in calls]
+    check(any(end.get("done") == "12 pages" for end in ends), "one of them has run it:", ends)
+    check(all(end.get("error", "Busy") == "Busy" for end in ends), "the other one knows:", ends)
+    check(late.done(late.call(tick, wait_ms=0)) == "12 pages", "a replica that comes late gets the result")
+    check(stage.effects(tick) == [1], "one effect")
+    check(late.close() == 0, "it ends")
+
+
+@scenario
+def recipe_a_nightly_job_that_is_killed_in_the_middle_is_done(stage: Stage) -> None:
+    night, flag = {"job": "archive", "night": str(uuid4())}, stage.world.flag()
+    for attempt in (1, 2):
+        agent = stage.agent()
+        began = agent.began(agent.call(night, lease_ms=500, until=str(flag)))
+        check(began["attempt"] == attempt and began["recovered"] == (attempt > 1), "it is told:", began)
+        agent.kill()
+    flag.touch()
+    check(stage.one.done(stage.one.call(night, until=str(flag), result="done")) == "done", "the third one ends it")
+    check(stage.two.done(stage.two.call(night)) == "done", "and that is final")
+
+
+@scenario
+def recipe_a_tool_that_an_agent_calls_twice_acts_once(stage: Stage) -> None:
+    step = {"conversation": str(uuid4()), "step": 7, "tool": "transfer"}
+    paid = stage.one.call(step, arguments={"to": "A-7", "amount": 100}, result={"transfer": "T-1"})
+    check(stage.one.done(paid) == {"transfer": "T-1"}, "it is carried out")
+    again = stage.two.call(step, arguments={"amount": 1e2, "to": "A-7"}, result={"transfer": "T-2"})
+    check(stage.two.done(again) == {"transfer": "T-1"}, "the repetition gets the first answer")
+    check(stage.two.error(stage.two.call(step, arguments={"to": "A-7", "amount": 900})) == "Mismatch", "not another amount")
+    check(stage.effects(step) == [1], "one transfer")
 
 
 @scenario

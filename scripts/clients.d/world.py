@@ -67,27 +67,58 @@ class Lines:
         return line
 
 
+CONFIGURATION = """
+version = 1
+
+[store]
+url = "{store}"
+
+[door.functions]
+listen = "{address}"
+lease = "{lease_ms}ms"
+max_attempts = {attempts}
+fenced = true
+
+[door.functions.api]
+keys = {{ orders = "order_id" }}
+
+[door.functions.api.callers]
+tests = {{ token = {{ file = "token" }}, scopes = ["jobs", "orders"] }}
+another = {{ token = {{ env = "ANOTHER_TOKEN" }}, scopes = ["others"] }}
+"""
+
+
 class Server:
-    """A server of claims on a store. It has its address for as long as this lives, also after a kill."""
+    """`oncegate serve` with an API on a store. It has its address for as long as this lives, also after a kill."""
 
-    def __init__(self, world: "World", store: str, lease_ms: int = 30_000) -> None:
-        self._command = [os.environ["CLIENTS_SERVER"], store, str(world.token_file), str(lease_ms)]
+    def __init__(self, world: "World", store: str, lease_ms: int = 30_000, attempts: int = 3) -> None:
         self._world = world
-        self._start([])
-        self._command.append(self.address)
-
-    def _start(self, more: List[str]) -> None:
-        self._process = self._world.spawn(self._command + more, {})
-        self._lines = Lines(self._process)
-        self.address = self._lines.next().strip()
+        self._settings = {"store": store, "lease_ms": lease_ms, "attempts": attempts}
+        self._file = world.folder / f"{uuid.uuid4()}.toml"
+        self.address = "127.0.0.1:0"
+        self.start_again()
         self.url = f"http://{self.address}"
+
+    def start_again(self) -> None:
+        self._file.write_text(CONFIGURATION.format(address=self.address, **self._settings))
+        # It ends with this process, whatever ends that.
+        command = ["setpriv", "--pdeathsig", "KILL", os.environ["CLIENTS_ONCEGATE"], "serve", "--config", str(self._file)]
+        env = {"ANOTHER_TOKEN": "a-token-of-nothing-that-runs", "NO_COLOR": "1"}
+        self._process = self._world.spawn(command, env, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+        lines = Lines(self._process)
+        said: List[str] = []
+        while True:
+            try:
+                said.append(lines.next())
+            except Ended:
+                raise Failed("the server has ended: " + "".join(said)) from None
+            if "requests are answered" in said[-1]:
+                break
+        self.address = re.search(r"127\.0\.0\.1:[0-9]+", said[-1])[0]  # type: ignore[index]
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-
-    def start_again(self) -> None:
-        self._start([])
 
 
 class Agent:
@@ -114,7 +145,7 @@ class Agent:
             if kept["id"] == name and which(kept):
                 return kept
         while True:
-            event = json.loads(self._lines.next())
+            event: Dict[str, Any] = json.loads(self._lines.next())
             self._kept.append(event)
             if event["id"] == name and which(event):
                 return event
@@ -233,14 +264,15 @@ class Proxy:
 
 def frame(stream: Any) -> Optional[bytes]:
     """A request or a reply with a length: its head and its body."""
-    head, length = b"", 0
+    head: bytes = b""
+    length = 0
     while line := stream.readline():
         head += line
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":
             length = int(value)
         if line == b"\r\n":
-            return head + stream.read(length)
+            return head + bytes(stream.read(length))
     return None
 
 
@@ -258,8 +290,6 @@ class World:
 
     def spawn(self, command: List[str], env: Dict[str, str], **more: Any) -> "subprocess.Popen[str]":
         env = {**os.environ, "PYTHONPATH": str(ROOT / "packages/python/src"), **env}
-        if "stdin" not in more:
-            more["stdin"] = subprocess.PIPE  # the server stops when it is closed: with this process
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, **more)
         self._processes.append(process)
         return process

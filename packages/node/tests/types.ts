@@ -1,4 +1,5 @@
 // Compiled by scripts/release --check, as a user of the package would: what must have a type, and what must be refused.
+import { Busy, Client } from "oncegate/functions";
 import { DeadLetter, Later, Message, Retry, batchWorker, program, worker, type Origin } from "oncegate";
 
 interface Order {
@@ -38,3 +39,16 @@ worker(charge, { threads: 8 });
 batchWorker((messages) => messages.length);
 // @ts-expect-error a message cannot be changed
 new Message({ payload: null }).attempt = 2;
+
+const client = new Client({ scope: "nightly", tokenFile: "cron.token" });
+const pages: Promise<number> = client.once({ job: "report" }, async ({ signal, number }) => number + Number(signal.aborted), {
+  waitMs: 0,
+  permanent: (error) => error instanceof TypeError,
+});
+const busy: (error: Busy) => number = ({ retryInMs }) => retryInMs;
+void [pages, busy, client.close()];
+
+// @ts-expect-error a client needs a scope
+new Client({ url: "http://127.0.0.1:8081" });
+// @ts-expect-error a key identifies something
+client.once(null, () => 1);

@@ -5,6 +5,7 @@
 //! are optional here, so that one that is missing does not hide the others; `check` knows what is
 //! missing.
 
+mod api;
 mod door;
 mod store;
 mod webhook;
@@ -18,6 +19,7 @@ use oncegate::{BatchLimits, ConsumerSettings, GateSettings};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+pub(crate) use self::api::{Api, ApiCaller};
 pub(crate) use self::door::{Door, DoorRule, Serve};
 pub(crate) use self::store::{Store, owners_elsewhere};
 use super::format::Format;

@@ -63,6 +63,9 @@ pub(crate) trait ServedDoor: Answering {
     /// When the gate cannot be opened; the text names what to change.
     fn open(&self) -> BoxFuture<'_, Result<(), GateError>>;
 
+    /// Answers the requests that only wait: the stop has begun, and its end waits for them.
+    fn stopping(&self) {}
+
     /// Takes no new requests, waits until none runs, and drops those that still run after
     /// `deadline`. Returns how many were dropped.
     fn drain(&self, deadline: Duration) -> BoxFuture<'_, usize>;

@@ -1,6 +1,7 @@
 //! The kinds of doors. A new kind is a setting of [`Door`] that names it, a file here that
 //! implements [`DoorKind`], and a line in [`KINDS`]; nothing else knows which kinds there are.
 
+use super::api::ApiKind;
 use super::proxy::ProxyKind;
 use super::webhook::WebhookKind;
 use crate::config::shape::Door;
@@ -8,7 +9,7 @@ use crate::config::shape::Door;
 pub(crate) use super::kind::{DoorKind, Flaw, Parts, ServedDoor};
 
 /// All kinds. The first is the one of a door that names no other.
-pub(crate) static KINDS: &[&dyn DoorKind] = &[&ProxyKind, &WebhookKind];
+pub(crate) static KINDS: &[&dyn DoorKind] = &[&ProxyKind, &WebhookKind, &ApiKind];
 
 /// Returns the kind of a door.
 ///

@@ -3,11 +3,12 @@
 //! | layer | files |
 //! |---|---|
 //! | the kinds of doors | `kinds` |
-//! | one file for each kind | `proxy`, `webhook` |
+//! | one file for each kind | `api`, `proxy`, `webhook` |
 //! | what a kind is | `kind` |
 //!
 //! [`kinds`] says how another one is added.
 
+mod api;
 mod kind;
 pub(crate) mod kinds;
 mod proxy;
@@ -146,6 +147,13 @@ async fn serve_all(
         .drain_timeout
         .map_or(DRAIN_TIMEOUT, |Time(time)| time);
     let mut running = JoinSet::new();
+    let stopping: Vec<_> = opened.iter().map(|open| Arc::clone(&open.door)).collect();
+    let stopped = stop.clone().cancelled_owned();
+    running.spawn(async move {
+        stopped.await;
+        stopping.iter().for_each(|door| door.stopping());
+        0
+    });
     for (listener, doors) in listeners {
         info!(
             address = listener.address(),

@@ -25,10 +25,10 @@ use crate::observe::Event;
 /// The terms of a claim.
 #[derive(Clone, Copy, Debug)]
 pub struct ClaimTerms {
-    /// How long the claim lasts without an extend; no longer than the gate's lease, which is the
+    /// The time for which the claim lasts without an extend; no longer than the gate's lease, which is the
     /// longest one of its scope.
     pub lease: Duration,
-    /// How long the record is kept once the claim has ended for good.
+    /// The time for which the record is kept once the claim has ended for good.
     pub retention: Duration,
     /// Digest of what the work is given, if equal keys with other arguments are to be refused.
     pub fingerprint: Option<Fingerprint>,
@@ -42,8 +42,8 @@ pub struct ClaimTerms {
 
 /// A claim that another process holds: what it needs to extend and end it.
 ///
-/// The token in it is the proof of ownership: it is enough to end the work of the key, so it belongs
-/// into no log.
+/// The token in it is the proof of ownership: it is enough to end the work of the key, so it
+/// belongs into no log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DetachedClaim {
     /// The key of the record.
@@ -56,7 +56,7 @@ pub struct DetachedClaim {
     pub attempt: u32,
     /// The lease that an extend renews.
     pub lease: Duration,
-    /// How long the record is kept once the claim has ended for good.
+    /// The time for which the record is kept once the claim has ended for good.
     pub retention: Duration,
 }
 
@@ -67,7 +67,7 @@ pub enum ClaimOutcome {
     Granted {
         /// The claim, to extend and to end it.
         claim: DetachedClaim,
-        /// Whether an earlier attempt ended without an outcome, so that its effect may have
+        /// `true` if an earlier attempt ended without an outcome, so that its effect may have
         /// happened.
         recovered: bool,
         /// The fencing token, if the gate is fenced.
@@ -91,10 +91,10 @@ pub enum ClaimOutcome {
 
 /// The outcome of the end of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum ClaimEnd {
     /// The work is recorded as done.
     Completed {
-        /// Whether its result is in the record; otherwise it was too large, or could not be
+        /// `true` if its result is in the record; otherwise it was too large, or could not be
         /// encoded.
         is_kept: bool,
     },
@@ -122,7 +122,7 @@ pub enum KeyState {
     Claimed {
         /// The number of the attempt.
         attempt: u32,
-        /// What is left of the lease; `None` when it is over, so that the next claim takes over.
+        /// The rest of the lease; `None` when it is over, so that the next claim takes over.
         lease_left: Option<Duration>,
     },
     /// An attempt has ended, and another one may follow.
@@ -191,7 +191,7 @@ impl Gate {
         if terms.limit.is_over(claim.attempt) {
             let reason = AttemptLimit::used_up(claim.attempt);
             return Ok(match self.give_up_claim(&claim, reason).await? {
-                Ended::GivenUp { reason } => ClaimOutcome::GivenUp { reason },
+                ClaimEnd::GivenUp { reason } => ClaimOutcome::GivenUp { reason },
                 // Another owner has taken over in the meantime.
                 _ => ClaimOutcome::Busy {
                     retry_in: Duration::from_millis(1),
@@ -237,7 +237,7 @@ impl Gate {
         &self,
         claim: &DetachedClaim,
         result: &T,
-    ) -> Result<Ended, GateError> {
+    ) -> Result<ClaimEnd, GateError> {
         let stored = result
             .to_stored(Codec::Json)
             .ok()
@@ -252,7 +252,7 @@ impl Gate {
     pub async fn complete_claim_without_result(
         &self,
         claim: &DetachedClaim,
-    ) -> Result<Ended, GateError> {
+    ) -> Result<ClaimEnd, GateError> {
         self.record_claim(claim, None).await
     }
 
@@ -260,7 +260,7 @@ impl Gate {
         &self,
         claim: &DetachedClaim,
         stored: Option<Bytes>,
-    ) -> Result<Ended, GateError> {
+    ) -> Result<ClaimEnd, GateError> {
         let is_kept = stored.is_some();
         let operation = Operation::Complete {
             token: claim.token,
@@ -269,13 +269,13 @@ impl Gate {
             retention: claim.retention,
         };
         if !self.end_claim(claim, operation).await? {
-            return Ok(Ended::NotOwner);
+            return Ok(ClaimEnd::NotOwner);
         }
         if !is_kept {
             let scope = self.scope();
             self.observe(Event::ResultNotKept { scope });
         }
-        Ok(Ended::Completed { is_kept })
+        Ok(ClaimEnd::Completed { is_kept })
     }
 
     /// Ends an attempt that has failed: the next one follows after the delay that the failure asks
@@ -292,13 +292,13 @@ impl Gate {
         failure: &Failure,
         limit: AttemptLimit,
         backoff: Backoff,
-    ) -> Result<Ended, GateError> {
+    ) -> Result<ClaimEnd, GateError> {
         let reason = failure.reason();
         let consequence = after_failure(failure.advice(), claim.attempt, true, limit);
         let (delay, end) = match consequence {
             Consequence::GiveUp(_) => return self.give_up_claim(claim, reason).await,
             Consequence::Unknown => {
-                return Ok(Ended::Released {
+                return Ok(ClaimEnd::Released {
                     retry_in: claim.lease,
                 });
             }
@@ -320,9 +320,9 @@ impl Gate {
             reason,
         };
         Ok(if self.end_claim(claim, operation).await? {
-            Ended::Released { retry_in: delay }
+            ClaimEnd::Released { retry_in: delay }
         } else {
-            Ended::NotOwner
+            ClaimEnd::NotOwner
         })
     }
 
@@ -384,16 +384,16 @@ impl Gate {
         &self,
         claim: &DetachedClaim,
         reason: String,
-    ) -> Result<Ended, GateError> {
+    ) -> Result<ClaimEnd, GateError> {
         let operation = Operation::Fail {
             token: claim.token,
             reason: reason.clone(),
             retention: claim.retention,
         };
         Ok(if self.end_claim(claim, operation).await? {
-            Ended::GivenUp { reason }
+            ClaimEnd::GivenUp { reason }
         } else {
-            Ended::NotOwner
+            ClaimEnd::NotOwner
         })
     }
 

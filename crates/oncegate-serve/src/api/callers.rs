@@ -64,7 +64,8 @@ impl Caller {
         self
     }
 
-    /// The most claims that the caller holds at once, 1,000 by default, as far as this server knows.
+    /// The most claims that the caller holds at once, 1,000 by default, as far as this server
+    /// knows.
     #[must_use]
     pub fn max_claims(mut self, claims: usize) -> Self {
         self.max_claims = claims;
@@ -178,7 +179,7 @@ fn digest(token: &str) -> blake3::Hash {
 }
 
 /// A caller while the server runs.
-pub(super) struct Known {
+pub(super) struct KnownCaller {
     pub(super) caller: Caller,
     /// Digests, which are compared in constant time.
     tokens: RwLock<Vec<blake3::Hash>>,
@@ -190,16 +191,16 @@ pub(super) struct Known {
 /// A claim that this server has granted or extended.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
-    /// When this server first saw it: its run lasts no longer than `max_run` from then on.
+    /// The time at which this server first saw it: its run lasts no longer than `max_run` from then
+    /// on.
     first: Instant,
     until: Instant,
 }
 
-impl Known {
+impl KnownCaller {
     /// Reads the tokens of a caller.
     pub(super) fn new(caller: Caller) -> Result<Self, TokenError> {
         let tokens = RwLock::new(caller.read_tokens()?);
-        let permits = |count: usize| Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
         Ok(Self {
             tokens,
             claims: Mutex::default(),
@@ -261,19 +262,23 @@ impl Known {
     }
 }
 
+fn permits(count: usize) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)))
+}
+
 /// All callers, found by their token.
 pub(super) struct Callers {
-    known: Vec<Arc<Known>>,
+    known: Vec<Arc<KnownCaller>>,
     read_at: Mutex<Instant>,
 }
 
-/// How old what was read of the files may be.
+/// The age at which what was read of the files is read again.
 const READ_AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// The same when a token is unknown: it may be a new one.
 const READ_AGAIN_FOR_UNKNOWN: Duration = Duration::from_millis(500);
 
 impl Callers {
-    pub(super) fn new(known: Vec<Known>) -> Self {
+    pub(super) fn new(known: Vec<KnownCaller>) -> Self {
         Self {
             known: known.into_iter().map(Arc::new).collect(),
             read_at: Mutex::new(Instant::now()),
@@ -281,7 +286,7 @@ impl Callers {
     }
 
     /// Returns the caller that has this token.
-    pub(super) async fn find(self: &Arc<Self>, token: &str) -> Option<Arc<Known>> {
+    pub(super) async fn find(self: &Arc<Self>, token: &str) -> Option<Arc<KnownCaller>> {
         let token = digest(token);
         if self.is_due(READ_AGAIN_AFTER) {
             self.read_again().await;
@@ -296,7 +301,7 @@ impl Callers {
         self.has(&token)
     }
 
-    fn has(&self, token: &blake3::Hash) -> Option<Arc<Known>> {
+    fn has(&self, token: &blake3::Hash) -> Option<Arc<KnownCaller>> {
         // Every caller is asked, so that the time does not tell which one is known.
         self.known
             .iter()
@@ -339,7 +344,7 @@ impl Callers {
     }
 }
 
-impl Known {
+impl KnownCaller {
     fn has_files(&self) -> bool {
         !self.caller.files.is_empty()
     }
@@ -359,7 +364,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokens");
         std::fs::write(&path, format!("{OLD}\n")).unwrap();
-        let known = Known::new(Caller::new("cron").token_file(&path)).unwrap();
+        let known = KnownCaller::new(Caller::new("cron").token_file(&path)).unwrap();
         let callers = Arc::new(Callers::new(vec![known]));
         assert!(callers.find(OLD).await.is_some());
         assert!(callers.find(NEW).await.is_none());
@@ -381,7 +386,7 @@ mod tests {
 
     #[test]
     fn a_caller_without_a_good_token_is_refused() {
-        let refused = |caller: Caller| Known::new(caller).err().unwrap().to_string();
+        let refused = |caller: Caller| KnownCaller::new(caller).err().unwrap().to_string();
         assert!(refused(Caller::new("cron")).contains("has no token"));
         assert!(refused(Caller::new("cron").token("short")).contains("openssl rand"));
         assert!(refused(Caller::new("cron").token_file("/nowhere/at/all")).contains("/nowhere"));
@@ -389,7 +394,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn claims_count_until_their_lease_is_over() {
-        let known = Known::new(Caller::new("cron").token(OLD).max_claims(2)).unwrap();
+        let known = KnownCaller::new(Caller::new("cron").token(OLD).max_claims(2)).unwrap();
         let lease = Duration::from_secs(30);
         for bits in 1..=2 {
             assert!(known.may_claim());

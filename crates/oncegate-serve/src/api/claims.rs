@@ -15,16 +15,16 @@ use oncegate_runtime::failure::{BoxError, Failure};
 use oncegate_runtime::gate::{GateError, Stored};
 use oncegate_runtime::message::Message;
 use oncegate_runtime::running::detached::{
-    ClaimOutcome, ClaimTerms, DetachedClaim, Ended, KeyState,
+    ClaimEnd, ClaimOutcome, ClaimTerms, DetachedClaim, KeyState,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::callers::Known;
+use super::callers::KnownCaller;
 use super::forms::{
-    Answer, ClaimRequest, CompleteRequest, ExtendAnswer, ExtendRequest, Extended, FailRequest,
+    ClaimAnswer, ClaimRequest, CompleteRequest, ExtendAnswer, ExtendRequest, Extended, FailRequest,
     LookRequest, ReleaseRequest,
 };
 use super::problem::Problem;
@@ -33,7 +33,7 @@ use super::{ApiScope, Shared, claim_id, key};
 
 /// The time limit for the store's answer to a claim, a look or a heartbeat.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// How long the end of a claim is repeated before its caller has to.
+/// The time for which the end of a claim is repeated before its caller has to.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 /// The delays between those repeats.
 const END_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
@@ -49,7 +49,7 @@ const MIN_LEASE: Duration = Duration::from_millis(100);
 impl Shared {
     pub(super) async fn claim(
         &self,
-        known: &Known,
+        known: &KnownCaller,
         body: &[u8],
         reply: &mut Reply,
     ) -> Result<Carried, Problem> {
@@ -75,7 +75,7 @@ impl Shared {
                     fencing_token,
                 } => {
                     known.note_held(claim.token, claim.lease, sent_at);
-                    let answer = Answer::Granted {
+                    let answer = ClaimAnswer::Granted {
                         claim: claim_id::encode(&claim),
                         attempt: claim.attempt,
                         recovered,
@@ -99,7 +99,7 @@ impl Shared {
     }
 
     /// Returns a grant whose caller was gone before it had the answer.
-    pub(super) async fn return_grant(&self, known: &Known, claim: &DetachedClaim) {
+    pub(super) async fn return_grant(&self, known: &KnownCaller, claim: &DetachedClaim) {
         known.note_ended(&claim.token);
         let Some(scope) = self.scopes.get(claim.key.scope()) else {
             return;
@@ -112,7 +112,7 @@ impl Shared {
 
     fn terms(
         &self,
-        known: &Known,
+        known: &KnownCaller,
         scope: &ApiScope,
         request: &ClaimRequest<'_>,
     ) -> Result<ClaimTerms, Problem> {
@@ -146,7 +146,7 @@ impl Shared {
 
     pub(super) async fn look(
         &self,
-        known: &Known,
+        known: &KnownCaller,
         body: &[u8],
         reply: &mut Reply,
     ) -> Result<Carried, Problem> {
@@ -164,7 +164,11 @@ impl Shared {
         }
     }
 
-    pub(super) async fn extend(&self, known: &Known, body: &[u8]) -> Result<Carried, Problem> {
+    pub(super) async fn extend(
+        &self,
+        known: &KnownCaller,
+        body: &[u8],
+    ) -> Result<Carried, Problem> {
         let request: ExtendRequest = parse(body)?;
         if request.claims.len() > MAX_EXTENDS {
             let what =
@@ -213,7 +217,11 @@ impl Shared {
         Ok(Carried::ok(&ExtendAnswer { claims: answers }))
     }
 
-    pub(super) async fn complete(&self, known: &Known, body: &[u8]) -> Result<Carried, Problem> {
+    pub(super) async fn complete(
+        &self,
+        known: &KnownCaller,
+        body: &[u8],
+    ) -> Result<Carried, Problem> {
         let request: CompleteRequest<'_> = parse(body)?;
         let (scope, claim) = self.held(known, &request.claim)?;
         let gate = &scope.gate;
@@ -245,7 +253,11 @@ impl Shared {
         ended_as(scope, ended)
     }
 
-    pub(super) async fn release(&self, known: &Known, body: &[u8]) -> Result<Carried, Problem> {
+    pub(super) async fn release(
+        &self,
+        known: &KnownCaller,
+        body: &[u8],
+    ) -> Result<Carried, Problem> {
         let request: ReleaseRequest = parse(body)?;
         let (scope, claim) = self.held(known, &request.claim)?;
         let delay = request.retry_in_ms.map(Duration::from_millis);
@@ -258,7 +270,7 @@ impl Shared {
         self.end_attempt(known, scope, &claim, &failure).await
     }
 
-    pub(super) async fn fail(&self, known: &Known, body: &[u8]) -> Result<Carried, Problem> {
+    pub(super) async fn fail(&self, known: &KnownCaller, body: &[u8]) -> Result<Carried, Problem> {
         let request: FailRequest = parse(body)?;
         let (scope, claim) = self.held(known, &request.claim)?;
         let reason = reason_or(&request.reason, "failed without a reason");
@@ -268,7 +280,7 @@ impl Shared {
 
     async fn end_attempt(
         &self,
-        known: &Known,
+        known: &KnownCaller,
         scope: &ApiScope,
         claim: &DetachedClaim,
         failure: &Failure,
@@ -283,7 +295,7 @@ impl Shared {
         ended_as(scope, ended)
     }
 
-    fn scope(&self, known: &Known, name: &str) -> Result<&ApiScope, Problem> {
+    fn scope(&self, known: &KnownCaller, name: &str) -> Result<&ApiScope, Problem> {
         self.scopes
             .get(name)
             .filter(|_| known.may_use(name))
@@ -293,7 +305,7 @@ impl Shared {
     }
 
     /// Reads a claim, with the bounds that its scope has now.
-    fn held(&self, known: &Known, text: &str) -> Result<(&ApiScope, DetachedClaim), Problem> {
+    fn held(&self, known: &KnownCaller, text: &str) -> Result<(&ApiScope, DetachedClaim), Problem> {
         let mut claim = claim_id::decode(text).ok_or(Problem::ClaimInvalid)?;
         let scope = self.scope(known, claim.key.scope())?;
         claim.lease = claim.lease.min(scope.gate.lease_period());
@@ -305,15 +317,15 @@ impl Shared {
 /// A request that may wait for a result.
 struct Waiting<'a> {
     shared: &'a Shared,
-    known: &'a Known,
+    known: &'a KnownCaller,
     give_up_at: Instant,
     asked: u32,
-    /// What it has taken of what all requests, and those of its caller, may wait.
+    /// A permit of those of all requests, and one of those of its caller.
     permits: Option<[OwnedSemaphorePermit; 2]>,
 }
 
 impl<'a> Waiting<'a> {
-    fn new(shared: &'a Shared, known: &'a Known, wait: Duration) -> Self {
+    fn new(shared: &'a Shared, known: &'a KnownCaller, wait: Duration) -> Self {
         Self {
             shared,
             known,
@@ -410,9 +422,9 @@ async fn answered<T>(
 async fn until_known<F>(
     scope: &ApiScope,
     mut end: impl FnMut() -> F + Send,
-) -> Result<Ended, Problem>
+) -> Result<ClaimEnd, Problem>
 where
-    F: Future<Output = Result<Ended, GateError>> + Send,
+    F: Future<Output = Result<ClaimEnd, GateError>> + Send,
 {
     let deadline = Instant::now() + END_PATIENCE;
     let mut failures = 0;
@@ -460,57 +472,56 @@ async fn extend_all(
 }
 
 /// The answer to the end of a claim.
-fn ended_as(scope: &ApiScope, ended: Ended) -> Result<Carried, Problem> {
+fn ended_as(scope: &ApiScope, ended: ClaimEnd) -> Result<Carried, Problem> {
     let answer = match ended {
-        Ended::Completed { is_kept: true } => Answer::Completed {
+        ClaimEnd::Completed { is_kept: true } => ClaimAnswer::Completed {
             result: None,
             result_base64: None,
             result_lost: None,
         },
-        Ended::Completed { is_kept: false } => {
+        ClaimEnd::Completed { is_kept: false } => {
             let most = scope.gate.recorded_result_bytes();
-            Answer::Completed {
+            ClaimAnswer::Completed {
                 result: None,
                 result_base64: None,
                 result_lost: Some(format!("it was not kept; a record keeps {most} bytes")),
             }
         }
-        Ended::Released { retry_in } => Answer::Released {
+        ClaimEnd::Released { retry_in } => ClaimAnswer::Released {
             attempt: None,
             retry_in_ms: whole_millis(retry_in),
             reason: None,
         },
-        Ended::GivenUp { reason } => Answer::GivenUp {
+        ClaimEnd::GivenUp { reason } => ClaimAnswer::GivenUp {
             attempt: None,
             reason,
         },
-        Ended::NotOwner => return Err(Problem::LeaseLost),
+        ClaimEnd::NotOwner => return Err(Problem::LeaseLost),
     };
     Ok(Carried::ok(&answer))
 }
 
-fn looked_at(state: KeyState) -> Answer {
-    let millis = |left: Option<Duration>| left.map_or(0, whole_millis);
+fn looked_at(state: KeyState) -> ClaimAnswer {
     match state {
-        KeyState::Absent => Answer::Absent,
+        KeyState::Absent => ClaimAnswer::Absent,
         KeyState::Claimed {
             attempt,
             lease_left,
-        } => Answer::Claimed {
+        } => ClaimAnswer::Claimed {
             attempt,
-            lease_left_ms: millis(lease_left),
+            lease_left_ms: lease_left.map_or(0, whole_millis),
         },
         KeyState::Released {
             attempt,
             retry_in,
             reason,
-        } => Answer::Released {
+        } => ClaimAnswer::Released {
             attempt: Some(attempt),
-            retry_in_ms: millis(retry_in),
+            retry_in_ms: retry_in.map_or(0, whole_millis),
             reason: Some(reason),
         },
         KeyState::Completed(stored) => completed(&stored),
-        KeyState::GivenUp { attempt, reason } => Answer::GivenUp {
+        KeyState::GivenUp { attempt, reason } => ClaimAnswer::GivenUp {
             attempt: Some(attempt),
             reason,
         },
@@ -518,9 +529,9 @@ fn looked_at(state: KeyState) -> Answer {
 }
 
 /// The stored result: JSON, bytes, or the reason why there is none.
-fn completed(stored: &Stored) -> Answer {
+fn completed(stored: &Stored) -> ClaimAnswer {
     if let Ok(Raw(bytes)) = stored.decode() {
-        return Answer::Completed {
+        return ClaimAnswer::Completed {
             result: None,
             result_base64: Some(STANDARD.encode(bytes)),
             result_lost: None,
@@ -532,12 +543,12 @@ fn completed(stored: &Stored) -> Answer {
         Ok::<_, BoxError>(serde_json::value::to_raw_value(&value)?)
     });
     match json {
-        Ok(json) => Answer::Completed {
+        Ok(json) => ClaimAnswer::Completed {
             result: Some(json),
             result_base64: None,
             result_lost: None,
         },
-        Err(error) => Answer::Completed {
+        Err(error) => ClaimAnswer::Completed {
             result: None,
             result_base64: None,
             result_lost: Some(error.to_string()),

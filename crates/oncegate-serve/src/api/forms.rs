@@ -15,8 +15,8 @@ pub(super) struct ClaimRequest<'a> {
     /// the key alone says what the work is.
     #[serde(default)]
     pub(super) function: Option<String>,
-    /// The key: a string, a number, an array or an object. An object counts by its content, whatever
-    /// the order of its members and the spelling of its numbers. If the scope has a key
+    /// The key: a string, a number, an array or an object. An object counts by its content,
+    /// whatever the order of its members and the spelling of its numbers. If the scope has a key
     /// specification, the key is the document that it reads.
     #[serde(borrow, default)]
     #[schemars(with = "serde_json::Value")]
@@ -34,11 +34,11 @@ pub(super) struct ClaimRequest<'a> {
     /// The lease in milliseconds, 100 up to that of the scope, which is the default.
     #[serde(default)]
     pub(super) lease_ms: Option<u64>,
-    /// How long the record is kept once the work is done, in milliseconds: from the lease up to the
+    /// The time for which the record is kept once the work is done, in milliseconds: from the lease up to the
     /// retention of the scope, which is the default.
     #[serde(default)]
     pub(super) retention_ms: Option<u64>,
-    /// How long to wait for a result if the key is busy, in milliseconds, up to 60,000. Default: 0.
+    /// The time to wait for a result if the key is busy, in milliseconds, up to 60,000. Default: 0.
     #[serde(default)]
     pub(super) wait_ms: Option<u64>,
 }
@@ -56,7 +56,7 @@ pub(super) struct LookRequest<'a> {
     #[serde(borrow, default)]
     #[schemars(with = "serde_json::Value")]
     pub(super) key: Option<&'a RawValue>,
-    /// How long to wait until the work is done or given up, in milliseconds, up to 60,000. Default:
+    /// The time to wait until the work is done or given up, in milliseconds, up to 60,000. Default:
     /// 0.
     #[serde(default)]
     pub(super) wait_ms: Option<u64>,
@@ -98,7 +98,7 @@ pub(super) struct ReleaseRequest {
     /// The reason, cut to 256 bytes.
     #[serde(default)]
     pub(super) reason: String,
-    /// Whether the attempt counts, which a failure does, and a stop before the work began does not.
+    /// `true` if the attempt counts, which a failure does, and a stop before the work began does not.
     #[serde(default = "yes")]
     pub(super) counted: bool,
     /// The time after which the next attempt is due, in milliseconds. Default: the scope's back-off
@@ -124,14 +124,14 @@ pub(super) struct FailRequest {
 /// The answer to a request that did what it asked for.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "state", rename_all = "kebab-case")]
-pub(super) enum Answer {
+pub(super) enum ClaimAnswer {
     /// Do the work, and extend the claim at a third of its lease until it has ended.
     Granted {
         /// The claim. It is the proof of ownership, so it belongs into no log.
         claim: String,
         /// The number of the attempt, from 1.
         attempt: u32,
-        /// Whether an earlier attempt ended without an outcome, so that its effect may have
+        /// `true` if an earlier attempt ended without an outcome, so that its effect may have
         /// happened: ask downstream.
         recovered: bool,
         /// The lease in milliseconds, counted from before the request was sent.
@@ -142,7 +142,7 @@ pub(super) enum Answer {
     },
     /// The work is done.
     Completed {
-        /// Its first result.
+        /// The first result.
         #[serde(skip_serializing_if = "Option::is_none")]
         #[schemars(with = "Option<serde_json::Value>")]
         result: Option<Box<RawValue>>,
@@ -176,7 +176,7 @@ pub(super) enum Answer {
     Claimed {
         /// The number of the attempt.
         attempt: u32,
-        /// What is left of the lease; 0 when it is over, so that the next claim takes over.
+        /// The rest of the lease; 0 when it is over, so that the next claim takes over.
         lease_left_ms: u64,
     },
     /// The work has never been claimed, or its record has expired.
@@ -190,18 +190,18 @@ pub(super) struct ExtendAnswer {
     pub(super) claims: Vec<Extended>,
 }
 
-/// What has become of one claim.
+/// The state of one claim.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "state", rename_all = "kebab-case")]
 pub(super) enum Extended {
-    /// It was extended.
+    /// The lease begins again.
     Extended {
         /// The lease in milliseconds, counted from before the request was sent.
         lease_ms: u64,
     },
     /// Another owner has it, or it has ended: stop the work.
     LeaseLost,
-    /// It is held for longer than a run may take, and was not extended: stop the work.
+    /// Held for longer than a run may take, and not extended: stop the work.
     Overrun,
     /// The store did not answer: send it again.
     Unknown,
@@ -218,7 +218,7 @@ pub(super) struct ProblemDocument {
     pub(super) title: &'static str,
     /// The HTTP status.
     pub(super) status: u16,
-    /// What happened, and what to change.
+    /// The fault, and what to change.
     pub(super) detail: String,
     /// The name of the problem, such as `busy`: the end of its type.
     pub(super) state: &'static str,

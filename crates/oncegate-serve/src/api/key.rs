@@ -61,7 +61,6 @@ fn is_name(name: &str) -> bool {
 /// Refuses a key that most likely comes of a variable that was not set: all such work would share
 /// one record, and all but the first would be lost. Deeper values may be null: they are arguments.
 fn check_substance(key: &RawValue) -> Result<(), Problem> {
-    let invalid = |what: String| Problem::KeyInvalid { what };
     let text = key.get();
     match text.as_bytes().first() {
         Some(b'"') if is_empty(key) => return Err(Problem::KeyMissing),
@@ -94,6 +93,10 @@ fn check_substance(key: &RawValue) -> Result<(), Problem> {
         _ => {}
     }
     Ok(())
+}
+
+fn invalid(what: String) -> Problem {
+    Problem::KeyInvalid { what }
 }
 
 /// Returns whether a value is null or a blank string.

@@ -95,7 +95,7 @@ mod requests;
 pub use callers::{Caller, TokenError};
 pub use key::function_gate;
 
-use callers::{Callers, Known};
+use callers::{Callers, KnownCaller};
 
 use crate::{Body, Door};
 
@@ -199,6 +199,8 @@ pub enum ApiError {
 #[derive(Clone)]
 pub struct Api {
     shared: Arc<Shared>,
+    /// The path before each of the paths.
+    prefix: Arc<str>,
 }
 
 struct Shared {
@@ -246,17 +248,18 @@ impl Api {
             check_caller(&caller, &named, max_request_bytes)?;
             if known
                 .iter()
-                .any(|other: &Known| other.caller.name() == caller.name())
+                .any(|other: &KnownCaller| other.caller.name() == caller.name())
             {
                 let name = caller.name().to_owned();
                 return Err(ApiError::Twice { name });
             }
-            known.push(Known::new(caller)?);
+            known.push(KnownCaller::new(caller)?);
         }
         if known.is_empty() {
             return Err(ApiError::NoCaller);
         }
         Ok(Self {
+            prefix: "".into(),
             shared: Arc::new(Shared {
                 scopes: named,
                 callers: Arc::new(Callers::new(known)),
@@ -267,6 +270,13 @@ impl Api {
                 stopping: CancellationToken::new(),
             }),
         })
+    }
+
+    /// Puts a path before each of the API's: below `/oncegate`, claims go to `/oncegate/v1/claims`.
+    #[must_use]
+    pub fn below(mut self, path: &str) -> Self {
+        self.prefix = path.trim_end_matches('/').into();
+        self
     }
 
     /// Opens the gate of every scope: wrong settings are reported here, and not by the first claim.
@@ -281,21 +291,28 @@ impl Api {
         Ok(checkups)
     }
 
-    /// Answers what waits for a result, and waits for the operations that run, up to `deadline`.
-    /// Call it when no request arrives any more. Claims are not touched: their owners go on with
-    /// another server, or with the next one here.
-    pub async fn drain(&self, deadline: Duration) {
+    /// Answers what waits for a result, now and from now on: their clients wait elsewhere.
+    pub fn stop_waiting(&self) {
         self.shared.stopping.cancel();
+    }
+
+    /// Answers what waits for a result, and waits for the operations that run, up to `deadline`.
+    /// Returns how many have not ended by then; their callers repeat them. Claims are not touched:
+    /// their owners go on with another server, or with the next one here.
+    pub async fn drain(&self, deadline: Duration) -> usize {
+        self.stop_waiting();
         self.shared.running.close();
-        // An operation that has not ended by then is repeated by its caller.
-        _ = timeout(deadline, self.shared.running.wait()).await;
+        if timeout(deadline, self.shared.running.wait()).await.is_ok() {
+            return 0;
+        }
+        self.shared.running.len()
     }
 }
 
 impl Door for Api {
     fn answer(&self, request: Request<Body>) -> BoxFuture<'static, Response<Body>> {
         let shared = Arc::clone(&self.shared);
-        Box::pin(shared.respond(request))
+        Box::pin(shared.respond(request, Arc::clone(&self.prefix)))
     }
 }
 

@@ -1,12 +1,12 @@
-//! The OpenAPI document. Its bodies come from the types that read and write them, and its paths from
-//! the table that requests are found by, so it cannot say anything else than the code does.
+//! The OpenAPI document. Its bodies come from the types that read and write them, and its paths
+//! from the table that requests are found by, so it cannot say anything else than the code does.
 
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use super::forms::{
-    Answer, ClaimRequest, CompleteRequest, ExtendAnswer, ExtendRequest, FailRequest, LookRequest,
-    ProblemDocument, ReleaseRequest,
+    ClaimAnswer, ClaimRequest, CompleteRequest, ExtendAnswer, ExtendRequest, FailRequest,
+    LookRequest, ProblemDocument, ReleaseRequest,
 };
 use super::requests::{Operation, PATHS};
 
@@ -66,7 +66,7 @@ fn described(operation: Operation, schemas: &mut SchemaGenerator) -> Value {
     let answer = if operation == Operation::Extend {
         schemas.subschema_for::<ExtendAnswer>()
     } else {
-        schemas.subschema_for::<Answer>()
+        schemas.subschema_for::<ClaimAnswer>()
     };
     let mut responses = json!({
         "200": { "description": "Done.", "content": { "application/json": { "schema": answer } } },

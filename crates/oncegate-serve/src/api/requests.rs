@@ -12,7 +12,7 @@ use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::timeout;
 
-use super::callers::Known;
+use super::callers::KnownCaller;
 use super::problem::Problem;
 use super::{Shared, openapi};
 use crate::Body;
@@ -20,7 +20,7 @@ use crate::Body;
 /// The time limit for the body of a request.
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a request asks for.
+/// The operation that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Claim,
@@ -69,8 +69,12 @@ impl Carried {
 }
 
 impl Shared {
-    pub(super) async fn respond(self: Arc<Self>, request: Request<Body>) -> Response<Body> {
-        match self.try_respond(request).await {
+    pub(super) async fn respond(
+        self: Arc<Self>,
+        request: Request<Body>,
+        prefix: Arc<str>,
+    ) -> Response<Body> {
+        match self.try_respond(request, &prefix).await {
             Ok(response) => response,
             Err(problem) => problem.response(),
         }
@@ -79,8 +83,11 @@ impl Shared {
     async fn try_respond(
         self: Arc<Self>,
         request: Request<Body>,
+        prefix: &str,
     ) -> Result<Response<Body>, Problem> {
-        let path = request.uri().path();
+        let Some(path) = request.uri().path().strip_prefix(prefix) else {
+            return Err(Problem::NotFound);
+        };
         if path == OPENAPI {
             if request.method() != Method::GET {
                 return Err(Problem::MethodNotAllowed { allowed: "GET" });
@@ -109,7 +116,11 @@ impl Shared {
     }
 
     /// Takes the memory for the body out of what the caller may hold.
-    fn room(&self, known: &Known, headers: &HeaderMap) -> Result<OwnedSemaphorePermit, Problem> {
+    fn room(
+        &self,
+        known: &KnownCaller,
+        headers: &HeaderMap,
+    ) -> Result<OwnedSemaphorePermit, Problem> {
         let announced = headers
             .get(CONTENT_LENGTH)
             .and_then(|length| length.to_str().ok()?.parse().ok());
@@ -144,7 +155,7 @@ impl Shared {
     async fn carry_out_in_a_task(
         self: &Arc<Self>,
         operation: Operation,
-        known: Arc<Known>,
+        known: Arc<KnownCaller>,
         body: Bytes,
         room: OwnedSemaphorePermit,
     ) -> Result<Carried, Problem> {
@@ -166,7 +177,7 @@ impl Shared {
     async fn carry_out(
         &self,
         operation: Operation,
-        known: &Known,
+        known: &KnownCaller,
         body: &[u8],
         reply: &mut Reply,
     ) -> Result<Carried, Problem> {

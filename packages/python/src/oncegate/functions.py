@@ -20,31 +20,53 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextvars
 import functools
 import inspect
 import json
 import logging
 import os
-import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Any, Callable, Dict, Generator, Iterable, List, Optional, Tuple, Type, TypeVar, Union, cast
-from urllib.parse import urlsplit
+from typing import Any, Callable, Dict, Generator, Iterable, Optional, Tuple, Type, TypeVar, Union, cast
 
+from oncegate._claims import (
+    Attempt,
+    Busy,
+    Error,
+    GivenUp,
+    Heartbeats,
+    Http,
+    LeaseLost,
+    Mismatch,
+    OutcomeUnknown,
+    Refused,
+    ResultLost,
+    Unavailable,
+    current,
+    current_attempt,
+)
 from oncegate._outcome import DeadLetter, Later, Retry
 
-__all__ = ["Attempt", "Busy", "Client", "Error", "GivenUp", "LeaseLost", "Mismatch", "OutcomeUnknown", "Refused",
-           "ResultLost", "Unavailable", "current_attempt"]
+__all__ = [
+    "Attempt",
+    "Busy",
+    "Client",
+    "Error",
+    "GivenUp",
+    "LeaseLost",
+    "Mismatch",
+    "OutcomeUnknown",
+    "Refused",
+    "ResultLost",
+    "Unavailable",
+    "current_attempt",
+]
 
 #: The delays before a request without an answer, or for a busy key, is sent again, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 #: The longest wait at the server for a result, in seconds.
 _LONGEST_WAIT = 20.0
-#: The parts of a lease after which it is extended, and for which it must not be used any more at its end.
-_EXTENDS, _MARGINS = 3, 6
 #: The answers that may be other ones later: the caller has reached a limit, and the store does not answer.
 _AGAIN = (0, 408, 429, 502, 503, 504)
 
@@ -54,187 +76,9 @@ _Post = Tuple[str, Dict[str, Any], float]
 _Steps = Generator[Union[_Post, float], Tuple[int, Dict[str, Any]], Any]
 
 
-class Error(Exception):
-    """Why a call has no result."""
-
-
-class Unavailable(Error):
-    """The server or its store did not answer the claim in time: nothing was run."""
-
-
-class Refused(Error):
-    """The server refuses the request until the token, the scope, the key or a setting is another one."""
-
-
-class Busy(Error):
-    """Another call has the key, or its next attempt is not due: nothing was run. ``retry_in`` is in seconds."""
-
-    def __init__(self, retry_in: float) -> None:
-        super().__init__(f"another call has the key, or its next attempt is not due: call again in {retry_in:.3f} s")
-        self.retry_in = retry_in
-
-
-class GivenUp(Error):
-    """No attempt follows: one has failed for good, or all are used up."""
-
-
-class Mismatch(Error):
-    """The key is known with other arguments."""
-
-
-class LeaseLost(Error):
-    """The claim was lost while the function ran: another process may have taken over. What it did is not recorded."""
-
-
-class OutcomeUnknown(Error):
-    """The function has run, and the server did not confirm it in time: call again to learn what is recorded."""
-
-
-class ResultLost(Error):
-    """The work is done, and its result was not kept."""
-
-
-class Attempt:
-    """A run of a function under its claim. ``number`` counts from 1. If ``recovered``, an earlier attempt ended without
-    an outcome: ask downstream whether its effect has happened. ``cancelled`` is set when the claim is lost."""
-
-    def __init__(self, answer: Dict[str, Any], sent_at: float) -> None:
-        self.number: int = answer["attempt"]
-        self.recovered: bool = answer["recovered"]
-        self.fencing_token: Optional[int] = answer.get("fencing_token")
-        self.cancelled = threading.Event()
-        self._claim: str = answer["claim"]
-        self._lease: float = answer["lease_ms"] / 1000
-        self._when_lost: Callable[[], None] = lambda: None
-        self._extended(sent_at)
-
-    def check(self) -> None:
-        """Raises :class:`LeaseLost` if the claim is lost: for functions that work in steps."""
-        if not self._is_safe(time.monotonic()):
-            self._lose()
-        if self.cancelled.is_set():
-            raise LeaseLost("the claim was lost: another process may have taken over")
-
-    def _extended(self, sent_at: float) -> None:
-        self._valid_until = sent_at + self._lease
-        self._extend_at = sent_at + self._lease / _EXTENDS
-
-    def _is_safe(self, now: float) -> bool:
-        return now < self._valid_until - self._lease / _MARGINS
-
-    def _lose(self) -> None:
-        if not self.cancelled.is_set():
-            self.cancelled.set()
-            self._when_lost()
-
-
-_current: contextvars.ContextVar[Attempt] = contextvars.ContextVar("oncegate_attempt")
-
-
-def current_attempt() -> Attempt:
-    """The attempt of the function that calls it. Raises ``LookupError`` outside of one."""
-    return _current.get()
-
-
 class _Done:
     def __init__(self, result: Any) -> None:
         self.result = result
-
-
-class _Http:
-    """Sends requests, with a connection for each thread."""
-
-    def __init__(self, url: str, token: Callable[[], str]) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"the URL of the server is {url!r}; it is one like http://127.0.0.1:8081")
-        self._connect: Callable[..., HTTPConnection] = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._place = (parts.hostname, parts.port)
-        self._prefix, self._token, self._local = parts.path.rstrip("/"), token, threading.local()
-
-    def post(self, path: str, body: Dict[str, Any], timeout: float) -> Tuple[int, Dict[str, Any]]:
-        """The status and the answer; the status 0 if there is none."""
-        headers = {"content-type": "application/json", "authorization": f"Bearer {self._token()}"}
-        connection: Optional[HTTPConnection] = getattr(self._local, "connection", None)
-        try:
-            if connection is None or getattr(self._local, "pid", 0) != os.getpid():
-                connection = self._connect(*self._place)
-                self._local.connection, self._local.pid = connection, os.getpid()
-            connection.timeout = timeout
-            if connection.sock is not None:
-                connection.sock.settimeout(timeout)
-            connection.request("POST", self._prefix + path, json.dumps(body), headers)
-            response: HTTPResponse = connection.getresponse()
-            status, text = response.status, response.read()
-            answer = json.loads(text)
-            return (status, answer) if isinstance(answer, dict) else (0, {})
-        except (OSError, HTTPException, ValueError) as error:
-            if connection is not None:
-                connection.close()
-            self._local.connection = None
-            return 0, {"detail": f"{type(error).__name__}: {error}"}
-
-
-class _Heartbeats:
-    """Extends all claims of a client from one thread, which a function that computes does not hold up."""
-
-    def __init__(self, http: _Http) -> None:
-        self._http, self._changed = http, threading.Condition()
-        self._held: List[Attempt] = []
-        self._thread: Optional[threading.Thread] = None
-        self._pid, self._closed = 0, False
-
-    def add(self, attempt: Attempt) -> None:
-        with self._changed:
-            if self._pid != os.getpid():  # a thread does not survive a fork, and neither do the parent's claims
-                self._held, self._thread, self._pid = [], None, os.getpid()
-            self._held.append(attempt)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="oncegate-heartbeats", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
-
-    def remove(self, attempt: Attempt) -> None:
-        with self._changed:
-            self._held = [held for held in self._held if held is not attempt]
-            self._changed.notify_all()
-
-    def close(self, timeout: float) -> bool:
-        """Waits for what runs; then there are no heartbeats any more. Returns whether all has ended."""
-        with self._changed:
-            ended = self._changed.wait_for(lambda: not self._held or self._pid != os.getpid(), timeout)
-            self._closed = True
-            self._changed.notify_all()
-        return ended
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                now = time.monotonic()
-                for attempt in self._held:
-                    if not attempt._is_safe(now):
-                        attempt._lose()
-                if self._closed:
-                    return
-                due = [held for held in self._held if held._extend_at <= now][:1000]
-                if not due:
-                    next_at = min((held._extend_at for held in self._held), default=now + 3600)
-                    self._changed.wait(max(0.001, next_at - now))
-                    continue
-            shortest = min(held._lease for held in due)
-            claims = {"claims": [held._claim for held in due]}
-            status, answer = self._http.post("/v1/claims/extend", claims, max(0.05, shortest / _EXTENDS))
-            answers = answer.get("claims") if status == 200 else None
-            with self._changed:
-                for held, extended in zip(due, answers or [{}] * len(due)):
-                    state = extended.get("state", "unknown")
-                    if state == "extended":
-                        held._extended(now)
-                    elif state == "unknown":
-                        held._extend_at = time.monotonic() + held._lease / 20
-                    else:
-                        held._extend_at = float("inf")
-                        held._lose()
 
 
 class Client:
@@ -253,8 +97,8 @@ class Client:
             raise ValueError("the client needs the URL of the server and a token: set ONCEGATE_URL and ONCEGATE_TOKEN")
         self._scope, self._patience, self._settle = scope, patience, settle
         self._token, self._token_file, self._closed = token, token_file, False
-        self._http = _Http(url, self._read_token)
-        self._heartbeats = _Heartbeats(self._http)
+        self._http = Http(url, self._read_token)
+        self._heartbeats = Heartbeats(self._http)
         self._executor: Optional[ThreadPoolExecutor] = None
 
     def _read_token(self) -> str:
@@ -387,11 +231,11 @@ class Client:
         except (TypeError, ValueError) as error:
             _log.warning("the work is recorded without its result, which is no JSON: %s", error)
             form = {"without_result": True}
-        status, answer = yield from self._ending("/v1/claims/complete", {"claim": attempt._claim, **form}, self._settle)
+        status, answer = yield from self._ending("/v1/claims/complete", {"claim": attempt.claim, **form}, self._settle)
         if status == 413:
             _log.warning("the work is recorded without its result, which is too large")
             form = {"without_result": True}
-            body = {"claim": attempt._claim, **form}
+            body = {"claim": attempt.claim, **form}
             status, answer = yield from self._ending("/v1/claims/complete", body, self._settle)
         if status == 200:
             return
@@ -400,7 +244,7 @@ class Client:
         raise OutcomeUnknown(f"the function has run, and that is not recorded: {answer.get('detail')}")
 
     def _failing(self, attempt: Attempt, error: Exception, permanent: Tuple[Type[Exception], ...]) -> _Steps:
-        body: Dict[str, Any] = {"claim": attempt._claim, "reason": f"{type(error).__name__}: {error}"[:1000]}
+        body: Dict[str, Any] = {"claim": attempt.claim, "reason": f"{type(error).__name__}: {error}"[:1000]}
         path = "/v1/claims/release"
         if isinstance(error, (DeadLetter,) + permanent):
             path = "/v1/claims/fail"
@@ -418,7 +262,7 @@ class Client:
         if isinstance(attempt, _Done):
             return decode(attempt.result)
         self._heartbeats.add(attempt)
-        context = _current.set(attempt)
+        context = current.set(attempt)
         try:
             try:
                 result = work(attempt)
@@ -430,7 +274,7 @@ class Client:
             self._drive(self._completing(attempt, result))
             return result
         finally:
-            _current.reset(context)
+            current.reset(context)
             self._heartbeats.remove(attempt)
 
     async def _run_async(self, request: Dict[str, Any], wait: Optional[float], work: Callable[[Attempt], Any],
@@ -438,10 +282,10 @@ class Client:
         attempt = await self._drive_async(self._claiming(request, wait, False))
         if isinstance(attempt, _Done):
             return decode(attempt.result)
-        loop, context = asyncio.get_running_loop(), _current.set(attempt)
+        loop, context = asyncio.get_running_loop(), current.set(attempt)
         task = asyncio.ensure_future(work(attempt))
-        _current.reset(context)
-        attempt._when_lost = lambda: cast(Any, loop.call_soon_threadsafe(task.cancel))
+        current.reset(context)
+        attempt.when_lost = lambda: cast(Any, loop.call_soon_threadsafe(task.cancel))
         self._heartbeats.add(attempt)
         try:
             try:

@@ -5,6 +5,7 @@ use oncegate::core::settings::TlsFiles;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::api::Api;
 use super::webhook::Webhook;
 use crate::config::values::{
     FingerprintSetting, Names, PrincipalSetting, RuleKeySetting, Size, Time,
@@ -22,6 +23,9 @@ pub(crate) struct Door {
     /// The path of the requests that this door takes, with all that is below it. Without it, a door
     /// takes what no other door at its address does.
     pub(crate) path: Option<String>,
+    /// Claims of functions, instead of a service: `callers` and `keys`.
+    #[schemars(extend("title" = "table"))]
+    pub(crate) api: Option<Api>,
     /// The service: `http://127.0.0.1:3000`, `https://service`, or `unix:/path/of/socket`.
     pub(crate) upstream: Option<String>,
     /// Allow an `upstream` by `http` on another machine, which is not encrypted.
