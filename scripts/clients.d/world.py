@@ -73,6 +73,9 @@ version = 1
 [store]
 url = "{store}"
 
+[status]
+listen = "off"
+
 [door.functions]
 listen = "{address}"
 lease = "{lease_ms}ms"

@@ -110,9 +110,9 @@ class Http:
 
     def post(self, path: str, body: Dict[str, Any], timeout: float) -> Tuple[int, Dict[str, Any]]:
         """The status and the answer; the status 0 if there is none."""
-        headers = {"content-type": "application/json", "authorization": f"Bearer {self._token()}"}
         connection: Optional[HTTPConnection] = getattr(self._local, "connection", None)
         try:
+            headers = {"content-type": "application/json", "authorization": f"Bearer {self._token()}"}
             if connection is None or getattr(self._local, "pid", 0) != os.getpid():
                 connection = self._connect(*self._place)
                 self._local.connection, self._local.pid = connection, os.getpid()
@@ -174,7 +174,7 @@ class Heartbeats:
                     return
                 due = [held for held in self._held if held.extend_at <= now][:1000]
                 if not due:
-                    next_at = min((held.extend_at for held in self._held), default=now + 3600)
+                    next_at = min([now + 3600, *(held.extend_at for held in self._held)])
                     self._changed.wait(max(0.001, next_at - now))
                     continue
             shortest = min(held.lease for held in due)
