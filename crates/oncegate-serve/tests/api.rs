@@ -414,6 +414,28 @@ async fn one_that_waits_gets_the_result_when_it_is_there() {
     }
 }
 
+#[tokio::test]
+async fn one_that_waits_is_answered_when_the_server_stops() {
+    let api = server(&Arc::new(MemoryStore::new()));
+    let claim = claimed(&api, job("a")).await;
+    let waited = json!({ "scope": "jobs", "key": "a", "wait_ms": 60_000 });
+    let waiting = tokio::spawn({
+        let api = api.clone();
+        let waited = waited.clone();
+        async move { post(&api, "/v1/claims", waited).await }
+    });
+    api.stop_waiting();
+    assert_eq!(waiting.await.unwrap().1["state"], "busy");
+    assert_eq!(post(&api, "/v1/claims", waited).await.1["state"], "busy");
+    // What does not wait goes on.
+    let done = json!({ "claim": claim, "result": 1 });
+    assert_eq!(
+        post(&api, "/v1/claims/complete", done).await.0,
+        StatusCode::OK
+    );
+    assert_eq!(api.drain(Duration::from_secs(60)).await, 0);
+}
+
 // invariant: unprotected-function
 #[tokio::test]
 async fn tokens_scopes_and_limits_keep_callers_apart() {

@@ -9,7 +9,7 @@ const ledger = fs.openSync(ledgerPath, "a");
 const patienceMs = 1000 * Number(process.env.AGENT_PATIENCE ?? "10");
 const client = new Client({ scope, patienceMs });
 const sleep = (ms = 0) => new Promise((resolve) => setTimeout(resolve, ms));
-const say = (command, event) => fs.writeSync(1, `${JSON.stringify({ id: command.id, ...event })}\n`);
+const say = (command, event) => process.stdout.write(`${JSON.stringify({ id: command.id, ...event })}\n`);
 
 async function work(command, attempt) {
   const { number, recovered, signal } = attempt;

@@ -9,6 +9,7 @@
 mod answers;
 mod checks;
 mod faults;
+mod functions;
 mod hostile;
 mod kills;
 mod raw;
