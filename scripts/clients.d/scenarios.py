@@ -136,15 +136,22 @@ def a_scope_with_a_key_specification_reads_the_key_as_its_document(stage: Stage)
 
 
 @scenario
-def a_function_that_computes_keeps_its_claim(stage: Stage) -> None:
-    proxy, flag = Proxy(stage.server.address), stage.world.flag()
-    agent = stage.agent(proxy.url)
-    name = agent.call(str(uuid4()), "compute", lease_ms=6_000, until=str(flag), result=1)
-    agent.began(name)
-    proxy.wait_for("/v1/claims/extend extended", 2)
-    flag.touch()
-    check(agent.done(name) == 1, "it was not taken over")
-    check(agent.close() == 0, "it ends")
+def a_function_that_computes_or_waits_keeps_its_claim(stage: Stage) -> None:
+    # A machine that stops for seconds may cost a claim, so one of three must be kept past its first lease.
+    for _again in range(3):
+        proxy, flag = Proxy(stage.server.address), stage.world.flag()
+        agents = [stage.agent(proxy.url), stage.agent(proxy.url)]
+        works = zip(agents, ("compute", "wait"))
+        calls = [(agent, agent.call(str(uuid4()), work, lease_ms=4_000, until=str(flag), result=1)) for agent, work in works]
+        for agent, name in calls:
+            agent.began(name)
+        proxy.wait_for("/v1/claims/extend extended", 8)
+        flag.touch()
+        ends = [agent.end(name).get("done") for agent, name in calls]
+        check(all(agent.close() == 0 for agent in agents), "both end")
+        if ends == [1, 1]:
+            return
+    check(False, "each time one was cancelled, or taken over")
 
 
 @scenario

@@ -91,7 +91,7 @@ const API: &str =
     r#"api = { callers = { cron = { token = { file = "token" }, scopes = ["nightly"] } } }"#;
 
 #[test]
-fn a_door_for_functions_that_could_not_serve_is_refused_in_words() {
+fn a_door_for_functions_that_cannot_serve_is_refused_in_words() {
     let callers = |caller: &str| format!("api = {{ callers = {{ cron = {caller} }} }}");
     for (door, words) in [
         ("api = { callers = {} }".to_owned(), "no caller"),

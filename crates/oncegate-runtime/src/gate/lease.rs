@@ -125,7 +125,7 @@ impl Lease {
         &self.identity.key
     }
 
-    /// Ends the heartbeats and leaves the claim to the caller that has its token. Nothing is written.
+    /// Ends the heartbeats and leaves the claim to the caller with its token. Nothing is written.
     pub(super) fn detach(self) -> (Identity, Token, Grant) {
         self.is_ended.store(true, Relaxed);
         (self.identity.clone(), self.token, self.grant)

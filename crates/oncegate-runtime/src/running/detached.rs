@@ -25,8 +25,8 @@ use crate::observe::Event;
 /// The terms of a claim.
 #[derive(Clone, Copy, Debug)]
 pub struct ClaimTerms {
-    /// The time for which the claim lasts without an extend; no longer than the gate's lease, which is the
-    /// longest one of its scope.
+    /// The time for which the claim lasts without an extend; no longer than the gate's lease, which
+    /// is the longest one of its scope.
     pub lease: Duration,
     /// The time for which the record is kept once the claim has ended for good.
     pub retention: Duration,

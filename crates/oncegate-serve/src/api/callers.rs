@@ -360,7 +360,7 @@ mod tests {
     const NEW: &str = "0123456789abcdef-new";
 
     #[tokio::test(start_paused = true)]
-    async fn a_file_rotates_tokens_and_a_file_that_is_gone_changes_nothing() {
+    async fn a_file_rotates_tokens_and_one_that_is_gone_changes_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokens");
         std::fs::write(&path, format!("{OLD}\n")).unwrap();

@@ -1,42 +1,32 @@
-//! The operations, each from its body to its answer.
+//! Claims, looks and heartbeats, each from its body to its answer.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use bytes::Bytes;
 use futures_util::future::join_all;
 use http::StatusCode;
 use oncegate_core::record::whole_millis;
 use oncegate_runtime::backoff::Backoff;
 use oncegate_runtime::codec::Raw;
-use oncegate_runtime::failure::{BoxError, Failure};
+use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::gate::{GateError, Stored};
 use oncegate_runtime::message::Message;
-use oncegate_runtime::running::detached::{
-    ClaimEnd, ClaimOutcome, ClaimTerms, DetachedClaim, KeyState,
-};
+use oncegate_runtime::running::detached::{ClaimOutcome, ClaimTerms, DetachedClaim, KeyState};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::callers::KnownCaller;
-use super::forms::{
-    ClaimAnswer, ClaimRequest, CompleteRequest, ExtendAnswer, ExtendRequest, Extended, FailRequest,
-    LookRequest, ReleaseRequest,
-};
+use super::forms::{ClaimAnswer, ClaimRequest, ExtendAnswer, ExtendRequest, Extended, LookRequest};
 use super::problem::Problem;
 use super::requests::{Carried, Reply};
 use super::{ApiScope, Shared, claim_id, key};
 
 /// The time limit for the store's answer to a claim, a look or a heartbeat.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// The time for which the end of a claim is repeated before its caller has to.
-const END_PATIENCE: Duration = Duration::from_secs(5);
-/// The delays between those repeats.
-const END_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
 /// The delays before a busy key is asked about again.
 const WAIT_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(250));
 /// The longest wait for a result.
@@ -217,85 +207,7 @@ impl Shared {
         Ok(Carried::ok(&ExtendAnswer { claims: answers }))
     }
 
-    pub(super) async fn complete(
-        &self,
-        known: &KnownCaller,
-        body: &[u8],
-    ) -> Result<Carried, Problem> {
-        let request: CompleteRequest<'_> = parse(body)?;
-        let (scope, claim) = self.held(known, &request.claim)?;
-        let gate = &scope.gate;
-        let given = usize::from(request.result.is_some())
-            + usize::from(request.result_base64.is_some())
-            + usize::from(request.without_result);
-        if given > 1 {
-            let what = "send one of \"result\", \"result_base64\" and \"without_result\"";
-            return Err(Problem::RequestInvalid {
-                what: what.to_owned(),
-            });
-        }
-        let ended = if request.without_result {
-            until_known(scope, || gate.complete_claim_without_result(&claim)).await?
-        } else if let Some(text) = &request.result_base64 {
-            let Ok(bytes) = STANDARD.decode(text) else {
-                let what =
-                    "\"result_base64\" is no base64 with the alphabet of RFC 4648, section 4";
-                return Err(Problem::RequestInvalid {
-                    what: what.to_owned(),
-                });
-            };
-            let raw = Raw(Bytes::from(bytes));
-            until_known(scope, || gate.complete_claim(&claim, &raw)).await?
-        } else {
-            until_known(scope, || gate.complete_claim(&claim, &request.result)).await?
-        };
-        known.note_ended(&claim.token);
-        ended_as(scope, ended)
-    }
-
-    pub(super) async fn release(
-        &self,
-        known: &KnownCaller,
-        body: &[u8],
-    ) -> Result<Carried, Problem> {
-        let request: ReleaseRequest = parse(body)?;
-        let (scope, claim) = self.held(known, &request.claim)?;
-        let delay = request.retry_in_ms.map(Duration::from_millis);
-        let reason = reason_or(&request.reason, "released without a reason");
-        let failure = match (request.counted, delay) {
-            (true, None) => Failure::retry(reason),
-            (true, Some(delay)) => Failure::retry_after(delay, reason),
-            (false, delay) => Failure::later(delay.unwrap_or_default(), reason),
-        };
-        self.end_attempt(known, scope, &claim, &failure).await
-    }
-
-    pub(super) async fn fail(&self, known: &KnownCaller, body: &[u8]) -> Result<Carried, Problem> {
-        let request: FailRequest = parse(body)?;
-        let (scope, claim) = self.held(known, &request.claim)?;
-        let reason = reason_or(&request.reason, "failed without a reason");
-        self.end_attempt(known, scope, &claim, &Failure::permanent(reason))
-            .await
-    }
-
-    async fn end_attempt(
-        &self,
-        known: &KnownCaller,
-        scope: &ApiScope,
-        claim: &DetachedClaim,
-        failure: &Failure,
-    ) -> Result<Carried, Problem> {
-        let ended = until_known(scope, || {
-            scope
-                .gate
-                .fail_claim(claim, failure, scope.limit, scope.backoff)
-        })
-        .await?;
-        known.note_ended(&claim.token);
-        ended_as(scope, ended)
-    }
-
-    fn scope(&self, known: &KnownCaller, name: &str) -> Result<&ApiScope, Problem> {
+    pub(super) fn scope(&self, known: &KnownCaller, name: &str) -> Result<&ApiScope, Problem> {
         self.scopes
             .get(name)
             .filter(|_| known.may_use(name))
@@ -305,7 +217,11 @@ impl Shared {
     }
 
     /// Reads a claim, with the bounds that its scope has now.
-    fn held(&self, known: &KnownCaller, text: &str) -> Result<(&ApiScope, DetachedClaim), Problem> {
+    pub(super) fn held(
+        &self,
+        known: &KnownCaller,
+        text: &str,
+    ) -> Result<(&ApiScope, DetachedClaim), Problem> {
         let mut claim = claim_id::decode(text).ok_or(Problem::ClaimInvalid)?;
         let scope = self.scope(known, claim.key.scope())?;
         claim.lease = claim.lease.min(scope.gate.lease_period());
@@ -360,15 +276,10 @@ impl<'a> Waiting<'a> {
     }
 }
 
-fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
+pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
     serde_json::from_slice(body).map_err(|error| Problem::RequestInvalid {
         what: format!("the body is not the JSON of this operation: {error}"),
     })
-}
-
-fn reason_or<'a>(reason: &'a str, otherwise: &'a str) -> String {
-    let reason = reason.trim();
-    if reason.is_empty() { otherwise } else { reason }.to_owned()
 }
 
 /// The setting in milliseconds, or its default.
@@ -418,41 +329,6 @@ async fn answered<T>(
     }
 }
 
-/// Repeats the end of a claim for a while until the store has answered.
-async fn until_known<F>(
-    scope: &ApiScope,
-    mut end: impl FnMut() -> F + Send,
-) -> Result<ClaimEnd, Problem>
-where
-    F: Future<Output = Result<ClaimEnd, GateError>> + Send,
-{
-    let deadline = Instant::now() + END_PATIENCE;
-    let mut failures = 0;
-    let mut may_be_done = false;
-    loop {
-        let error = match timeout_at(deadline, end()).await {
-            Ok(Ok(ended)) => return Ok(ended),
-            Ok(Err(error)) => error,
-            Err(_) => return Err(Problem::OutcomeUnknown),
-        };
-        let GateError::Store(reason) = &error else {
-            return Err(Problem::of_gate(scope.gate.scope(), error));
-        };
-        may_be_done |= reason.class() == "unknown";
-        failures += 1;
-        let pause = END_BACKOFF.wait(failures, fastrand::f64());
-        if !reason.is_away() || Instant::now() + pause >= deadline {
-            let problem = Problem::of_gate(scope.gate.scope(), error);
-            return Err(if may_be_done {
-                Problem::OutcomeUnknown
-            } else {
-                problem
-            });
-        }
-        sleep(pause).await;
-    }
-}
-
 /// Extends claims of one scope. Returns those that the store has answered for.
 async fn extend_all(
     scope: &ApiScope,
@@ -469,36 +345,6 @@ async fn extend_all(
         .zip(extended)
         .filter_map(|((at, claim), is_owner)| Some((at, claim, is_owner.ok()?)))
         .collect()
-}
-
-/// The answer to the end of a claim.
-fn ended_as(scope: &ApiScope, ended: ClaimEnd) -> Result<Carried, Problem> {
-    let answer = match ended {
-        ClaimEnd::Completed { is_kept: true } => ClaimAnswer::Completed {
-            result: None,
-            result_base64: None,
-            result_lost: None,
-        },
-        ClaimEnd::Completed { is_kept: false } => {
-            let most = scope.gate.recorded_result_bytes();
-            ClaimAnswer::Completed {
-                result: None,
-                result_base64: None,
-                result_lost: Some(format!("it was not kept; a record keeps {most} bytes")),
-            }
-        }
-        ClaimEnd::Released { retry_in } => ClaimAnswer::Released {
-            attempt: None,
-            retry_in_ms: whole_millis(retry_in),
-            reason: None,
-        },
-        ClaimEnd::GivenUp { reason } => ClaimAnswer::GivenUp {
-            attempt: None,
-            reason,
-        },
-        ClaimEnd::NotOwner => return Err(Problem::LeaseLost),
-    };
-    Ok(Carried::ok(&answer))
 }
 
 fn looked_at(state: KeyState) -> ClaimAnswer {

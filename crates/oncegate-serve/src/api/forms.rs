@@ -34,8 +34,8 @@ pub(super) struct ClaimRequest<'a> {
     /// The lease in milliseconds, 100 up to that of the scope, which is the default.
     #[serde(default)]
     pub(super) lease_ms: Option<u64>,
-    /// The time for which the record is kept once the work is done, in milliseconds: from the lease up to the
-    /// retention of the scope, which is the default.
+    /// The time for which the record is kept once the work is done, in milliseconds: from the lease
+    /// up to the retention of the scope, which is the default.
     #[serde(default)]
     pub(super) retention_ms: Option<u64>,
     /// The time to wait for a result if the key is busy, in milliseconds, up to 60,000. Default: 0.
@@ -98,7 +98,7 @@ pub(super) struct ReleaseRequest {
     /// The reason, cut to 256 bytes.
     #[serde(default)]
     pub(super) reason: String,
-    /// `true` if the attempt counts, which a failure does, and a stop before the work began does not.
+    /// `true` if the attempt counts: a failure does, and a stop before the work began does not.
     #[serde(default = "yes")]
     pub(super) counted: bool,
     /// The time after which the next attempt is due, in milliseconds. Default: the scope's back-off

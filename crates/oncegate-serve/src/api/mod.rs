@@ -86,9 +86,11 @@ use tokio_util::task::TaskTracker;
 mod callers;
 mod claim_id;
 mod claims;
+mod ends;
 mod forms;
 mod key;
 mod openapi;
+mod paths;
 mod problem;
 mod requests;
 

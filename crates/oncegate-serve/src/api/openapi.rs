@@ -8,7 +8,7 @@ use super::forms::{
     ClaimAnswer, ClaimRequest, CompleteRequest, ExtendAnswer, ExtendRequest, FailRequest,
     LookRequest, ProblemDocument, ReleaseRequest,
 };
-use super::requests::{Operation, PATHS};
+use super::paths::{Operation, PATHS};
 
 /// Returns the document.
 pub(super) fn document() -> Vec<u8> {

@@ -13,36 +13,13 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::timeout;
 
 use super::callers::KnownCaller;
+use super::paths::{OPENAPI, Operation, PATHS};
 use super::problem::Problem;
 use super::{Shared, openapi};
 use crate::Body;
 
 /// The time limit for the body of a request.
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
-
-/// The operation that a request asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operation {
-    Claim,
-    Extend,
-    Complete,
-    Release,
-    Fail,
-    Look,
-}
-
-/// Every path of an operation, each with the method POST.
-pub(super) const PATHS: [(&str, Operation); 6] = [
-    ("/v1/claims", Operation::Claim),
-    ("/v1/claims/extend", Operation::Extend),
-    ("/v1/claims/complete", Operation::Complete),
-    ("/v1/claims/release", Operation::Release),
-    ("/v1/claims/fail", Operation::Fail),
-    ("/v1/look", Operation::Look),
-];
-
-/// The path of the description of all others.
-pub(super) const OPENAPI: &str = "/v1/openapi.json";
 
 /// The receiver of an answer; it is closed when the client has gone.
 pub(super) type Reply = oneshot::Sender<Result<Carried, Problem>>;
