@@ -36,7 +36,7 @@ class Member:
                 event = self.agent.next(PATIENCE)
             except (Ended, Failed):
                 return
-            self._run.note(self, event)
+            self._run.note(event)
 
     def close(self) -> None:
         check(self.agent.close() == 0, self.agent.language, "ends")
@@ -51,11 +51,12 @@ class Run:
         self.keys = [f"{uuid4()}" for _ in range(KEYS)]
         self.called: Dict[str, str] = {}
         self.results: Dict[str, Set[str]] = defaultdict(set)
-        self.hit: Set[int] = set()
+        #: The calls that have not ended, and those of them that a fault has hit meanwhile.
+        self.open: Dict[str, Member] = {}
+        self.hit: Set[str] = set()
         #: The calls that ended by a release, and those that were told of the loss of their claim.
         self.released: Set[str] = set()
         self.lost: Set[str] = set()
-        self.late: Dict[str, str] = {}
         self.faults = {fault: 0 for fault in FAULTS}
         self._lock = threading.Lock()
         self.members = [self.member(at) for at in range(4)]
@@ -63,13 +64,13 @@ class Run:
     def member(self, at: int) -> Member:
         return Member(self, self.languages[at % len(self.languages)], self.servers[at % 2])
 
-    def note(self, member: Member, event: Dict[str, Any]) -> None:
+    def note(self, event: Dict[str, Any]) -> None:
         with self._lock:
             key = self.called[event["id"]]
             if "done" in event:
                 self.results[key].add(event["done"])
-            if "began" in event and self.results[key] and member.agent.pid not in self.hit:
-                self.late[event["id"]] = f"{member.agent.language} began {key} after a call had its result"
+            if {"done", "error"} & set(event):
+                self.open.pop(event["id"], None)
             if event.get("error") == "thrown":
                 self.released.add(event["id"])
             if event.get("error") == "LeaseLost":
@@ -79,12 +80,14 @@ class Run:
         name = uuid4().hex
         with self._lock:
             self.called[name] = key
+            self.open[name] = member
         member.agent.call(key, id=name, result=name, **command)
         return name
 
-    def hits(self, members: List[Member]) -> None:
+    def hits(self, *members: Member) -> None:
+        """A fault hits what these do now."""
         with self._lock:
-            self.hit.update(member.agent.pid for member in members)
+            self.hit.update(name for name, member in self.open.items() if member in members)
 
     def fault(self) -> None:
         kind = self.random.choice(FAULTS)
@@ -92,21 +95,21 @@ class Run:
         at = self.random.randrange(len(self.members))
         member = self.members[at]
         if kind == "kill a client":
-            self.hits([member])
+            self.hits(member)
             member.agent.kill()
             self.members[at] = self.member(at)
         elif kind == "freeze a client":
-            self.hits([member])
+            self.hits(member)
             member.agent.stop()
             time.sleep(self.random.uniform(0.2, 1.8) * LEASE_MS / 1000)  # a fault, and no wait for a fact
             member.agent.signal(signal.SIGCONT)
         elif kind == "kill a server":
             server = self.random.choice(self.servers)
-            self.hits([member for member in self.members if member.server is server])
+            self.hits(*(member for member in self.members if member.server is server))
             server.kill()
             server.start_again()
         else:
-            self.hits([member])
+            self.hits(member)
             member.proxy.refuse(True)
             time.sleep(self.random.uniform(0, 1.2) * LEASE_MS / 1000)
             member.proxy.refuse(False)
@@ -133,8 +136,6 @@ class Run:
         effects: Dict[str, List[Dict[str, Any]]] = defaultdict(list)
         for effect in self.world.effects():
             effects[effect["key"]].append(effect)
-        late = [what for name, what in self.late.items() if name not in self.lost]
-        check(not late, *late)
         further = 0
         for key in self.keys:
             check(len(self.results[key]) == 1, "each call of a key has one result:", self.results[key])
@@ -144,7 +145,7 @@ class Run:
             unexplained = [
                 effect
                 for effect in others
-                if effect["pid"] not in self.hit and effect["effect"] not in self.released | self.lost
+                if effect["effect"] not in self.hit | self.released | self.lost
             ]
             check(not unexplained, "second effects that no fault explains:", unexplained)
             further += len(others)
