@@ -1,14 +1,15 @@
 //! The consumer that a command is about, from a configuration: what no flag says comes from there.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate::postgres::PostgresStore;
+use oncegate::outbox::OutboxStore;
 
 use crate::config::{self, Loaded, Secrets, shape};
 use crate::exit::{Exit, Problem};
 use crate::sources::SourceSettings;
-use crate::store::{self, Opened, SqlStore, StoreUrl};
+use crate::stores::{self, Opened, StoreUrl};
 
 /// The configuration in the working directory of a command that names none.
 pub(crate) const BESIDE: &str = "oncegate.toml";
@@ -231,23 +232,31 @@ impl NamedStore {
     pub(crate) async fn open(&self) -> Result<Opened, Problem> {
         match self {
             Self::ByUrl(store) => store.open().await,
-            Self::Configured(store) => store::open_existing(store).await,
+            Self::Configured(store) => stores::open_existing(store).await,
         }
     }
 
-    /// Connects to a store that must be PostgreSQL; `journaled`: to one that has, or will get, a
-    /// journal.
-    pub(crate) async fn open_postgres(&self, journaled: bool) -> Result<PostgresStore, Problem> {
+    /// Connects to a store whose tables are made by a command; `journaled`: to one that has, or
+    /// will get, a journal.
+    pub(crate) async fn open_tables(&self, journaled: bool) -> Result<Opened, Problem> {
         let mut settings = self.settings();
         if journaled {
             settings.postgres.journal = true;
         }
-        store::open_postgres(&settings).await
+        stores::open_with_tables(&settings).await
     }
 
-    /// Connects to a store that must be an SQL database.
-    pub(crate) async fn open_sql(&self) -> Result<SqlStore, Problem> {
-        store::open_sql(&self.settings(), Duration::ZERO).await
+    /// Connects to the database of an outbox.
+    pub(crate) async fn open_outbox(&self, name: &str) -> Result<Arc<dyn OutboxStore>, Problem> {
+        stores::open_outbox(&self.settings(), name, Duration::ZERO).await
+    }
+
+    /// The URL of the store, if there is one.
+    pub(crate) fn url(&self) -> Option<&str> {
+        match self {
+            Self::ByUrl(store) => Some(&store.url),
+            Self::Configured(store) => store.url.as_deref(),
+        }
     }
 
     fn settings(&self) -> shape::Store {
@@ -261,7 +270,7 @@ impl NamedStore {
     pub(crate) fn redacted(&self) -> String {
         match self {
             Self::ByUrl(store) => store.redacted(),
-            Self::Configured(store) => store::named(store.url.as_deref().unwrap_or_default()),
+            Self::Configured(store) => stores::named(store.url.as_deref().unwrap_or_default()),
         }
     }
 }

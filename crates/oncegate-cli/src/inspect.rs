@@ -17,7 +17,7 @@ use crate::exit::{Exit, Problem};
 use crate::output::{self, Table, plain, span};
 use crate::promise::Promised;
 use crate::record::{Found, RecordArgs};
-use crate::store::Opened;
+use crate::stores::Opened;
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.inspect/1";

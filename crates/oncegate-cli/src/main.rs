@@ -54,7 +54,7 @@ mod serve;
 mod signals;
 mod sources;
 mod status;
-mod store;
+mod stores;
 mod sweep;
 mod topics;
 #[cfg(feature = "otlp")]

@@ -1,6 +1,5 @@
-//! `oncegate migrate`: prints, creates and upgrades the tables of a store in PostgreSQL.
+//! `oncegate migrate`: prints, creates and upgrades the tables of a store.
 
-use oncegate::postgres::{PostgresStore, SchemaChange};
 use serde::Serialize;
 
 use crate::args::{AnswerArgs, within};
@@ -8,6 +7,7 @@ use crate::configured::{ConfigArgs, NamedStore, StoreFlag};
 use crate::confirm::confirm;
 use crate::exit::{Exit, Problem};
 use crate::output;
+use crate::stores::{self, Statements, TableChange};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.migrate/1";
@@ -64,8 +64,7 @@ struct MigrateDocument<'a> {
 
 pub(crate) async fn run(args: &MigrateArgs) -> Result<Exit, Problem> {
     if args.print {
-        output::answer(&args.statements())?;
-        return Ok(Exit::Yes);
+        return args.print();
     }
     // The parser does not ask for a flag that another one, such as --yes, excludes.
     if args.role.is_some() {
@@ -81,15 +80,12 @@ pub(crate) async fn run(args: &MigrateArgs) -> Result<Exit, Problem> {
 
 /// Creates or upgrades the tables.
 async fn migrate(args: &MigrateArgs, named: &NamedStore) -> Result<Exit, Problem> {
-    let store = within(args.answer.timeout, named.open_postgres(args.journal)).await?;
-    let change = within(args.answer.timeout, async {
-        Ok(store.schema_change().await?)
-    })
-    .await?;
-    let pending = !change.sql.is_empty();
+    let store = within(args.answer.timeout, named.open_tables(args.journal)).await?;
+    let change = within(args.answer.timeout, store.table_change()).await?;
+    let pending = !change.text.is_empty();
     if pending && !args.dry_run {
         if !args.answer.json {
-            output::answer(&change.sql)?;
+            output::answer(&change.text)?;
         }
         let question = format!(
             "run these statements at {} (format {})?",
@@ -97,21 +93,18 @@ async fn migrate(args: &MigrateArgs, named: &NamedStore) -> Result<Exit, Problem
             change.to
         );
         confirm(&question, "run the statements above", args.yes).await?;
-        within(args.answer.timeout, async {
-            Ok(store.create_schema().await?)
-        })
-        .await?;
+        within(args.answer.timeout, store.make_tables()).await?;
     } else if pending && !args.answer.json {
-        output::answer(&change.sql)?;
+        output::answer(&change.text)?;
     }
     let done = pending && !args.dry_run;
     if args.answer.json {
-        let SchemaChange { from, to, sql, .. } = &change;
+        let TableChange { from, to, text } = &change;
         output::answer_json(&MigrateDocument {
             schema: SCHEMA,
             from: *from,
             to: *to,
-            sql,
+            sql: text,
             done,
         })?;
     }
@@ -124,25 +117,24 @@ async fn migrate(args: &MigrateArgs, named: &NamedStore) -> Result<Exit, Problem
 }
 
 impl MigrateArgs {
-    /// The statements for tables that do not exist.
-    fn statements(&self) -> String {
-        let journal = self.journal.then(PostgresStore::journal_sql);
-        let grants = self.role.as_deref().map(PostgresStore::grant_sql);
-        [Some(PostgresStore::schema_sql()), journal, grants]
-            .into_iter()
-            .flatten()
-            .collect::<Vec<_>>()
-            .join("\n")
+    /// Prints what makes tables that do not exist.
+    fn print(&self) -> Result<Exit, Problem> {
+        let asked = Statements {
+            journal: self.journal,
+            role: self.role.as_deref(),
+        };
+        output::answer(&stores::statements(self.store.url.as_deref(), &asked)?)?;
+        Ok(Exit::Yes)
     }
 }
 
-fn words(args: &MigrateArgs, named: &NamedStore, change: &SchemaChange) -> String {
+fn words(args: &MigrateArgs, named: &NamedStore, change: &TableChange) -> String {
     let store = named.redacted();
     let to = change.to;
     let before = change.from.map_or("no tables".to_owned(), |from| {
         format!("tables of format {from}")
     });
-    match (change.sql.is_empty(), args.dry_run) {
+    match (change.text.is_empty(), args.dry_run) {
         (true, _) => format!("{store} has tables of format {to}; there is nothing to do"),
         (false, true) => {
             format!("{store} has {before}; the statements would give it tables of format {to}")

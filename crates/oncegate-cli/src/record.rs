@@ -16,7 +16,7 @@ use crate::configured::{ConfigArgs, StoreFlag, choose, missing, route_of};
 use crate::examined::{formatted, routed};
 use crate::exit::Problem;
 use crate::key::explain;
-use crate::store::Opened;
+use crate::stores::Opened;
 
 /// One record.
 #[derive(Debug, clap::Args)]

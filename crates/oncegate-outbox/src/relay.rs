@@ -73,9 +73,14 @@ pub enum RelayError {
 impl Relay {
     /// Creates a relay from an outbox to a broker.
     pub fn new(outbox: impl OutboxStore + 'static, publisher: impl Publisher + 'static) -> Self {
+        Self::shared(Arc::new(outbox), publisher)
+    }
+
+    /// Creates a relay from an outbox of any kind.
+    pub fn shared(outbox: Arc<dyn OutboxStore>, publisher: impl Publisher + 'static) -> Self {
         Self {
             monitor: RelayMonitor::of(outbox.name()),
-            outbox: Arc::new(outbox),
+            outbox,
             publisher: Arc::new(publisher),
             observer: None,
             settings: RelaySettings::DEFAULT,

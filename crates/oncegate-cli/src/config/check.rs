@@ -10,7 +10,7 @@ use oncegate_worker::check_url;
 
 use super::findings::About;
 use super::format::RegistryUrl;
-use super::shape::{self, Consumer, Handler, Store};
+use super::shape::{self, Consumer, Handler};
 use super::values::{FingerprintSetting, RouteSetting, Secret, Time};
 use super::{Loaded, Path, Secrets, Severity};
 use crate::run::build;
@@ -154,17 +154,11 @@ impl Loaded {
                 "such as \"redis://localhost:6379\"",
             );
         };
-        if let Err(problem) = crate::store::check(url) {
+        if let Err(problem) = crate::stores::check(url) {
             self.error(&path(["store", "url"]), problem.to_string());
         }
-        if store.sqlite.journal && url.starts_with("redis") {
-            let at = path(["store", "journal"]);
-            self.error(
-                &at,
-                "Redis cannot keep one beside its records; name a file as the consumer's `journal` instead",
-            );
-        }
-        for Finding { setting, what } in store.check() {
+        let misplaced = crate::stores::findings(&store, url);
+        for Finding { setting, what } in misplaced.into_iter().chain(store.check()) {
             self.error(&path(["store", setting]), what);
         }
         let userinfo = url
@@ -182,7 +176,9 @@ impl Loaded {
                 self.error(&at, "the URL contains a password as well");
             }
         }
-        self.check_redis_settings(&store, url, secrets);
+        if let Some(password) = &store.sentinel_password {
+            self.check_secret(&path(["store", "sentinel_password"]), password, secrets);
+        }
         // The store may be another one for a while, by a flag: what it does not have is no error.
         for setting in self.layers.names("store") {
             let at = path(["store", &setting]);
@@ -194,41 +190,6 @@ impl Loaded {
                     format!("this store does not have it: it is for {owners}"),
                 );
             }
-        }
-    }
-
-    /// Refuses settings of a Redis, or of its sentinels, where there is none: nothing else would
-    /// use them.
-    fn check_redis_settings(&mut self, store: &Store, url: &str, secrets: Secrets) {
-        let has_sentinels = url
-            .split("://")
-            .next()
-            .is_some_and(|scheme| scheme.ends_with("+sentinel"));
-        if let Some(password) = &store.sentinel_password {
-            self.check_secret(&path(["store", "sentinel_password"]), password, secrets);
-        }
-        for (setting, is_set) in [
-            ("sentinel_user", store.redis.sentinel_user.is_some()),
-            ("sentinel_password", store.sentinel_password.is_some()),
-        ] {
-            if is_set && !has_sentinels {
-                self.error(
-                    &path(["store", setting]),
-                    "only a store at redis+sentinel:// has sentinels",
-                );
-            }
-        }
-        if store.redis.sentinel_user.is_some() && store.sentinel_password.is_none() {
-            self.error(
-                &path(["store", "sentinel_user"]),
-                "it needs `sentinel_password`",
-            );
-        }
-        if store.redis.durable_service && !url.starts_with("redis") {
-            self.error(
-                &path(["store", "durable_service"]),
-                "only a Redis may be such a service",
-            );
         }
     }
 

@@ -8,6 +8,7 @@ use super::shape::{OutboxKafka, OutboxSqs};
 use super::values::{Property, Secret};
 use super::{Loaded, Secrets};
 use crate::outbox::Broker;
+use crate::stores;
 
 impl Loaded {
     pub(super) fn check_outboxes(&mut self, secrets: Secrets) {
@@ -18,12 +19,8 @@ impl Loaded {
             .as_ref()
             .and_then(|store| store.url.clone())
             .unwrap_or_default();
-        if !outboxes.is_empty() && url.starts_with("redis") {
-            let at = path(["store", "url"]);
-            self.error(
-                &at,
-                "an outbox is a table beside the rows of its effects: it needs postgres:// or an SQLite file",
-            );
+        if !outboxes.is_empty() && stores::lacks_outboxes(&url) {
+            self.error(&path(["store", "url"]), stores::NO_OUTBOX);
         }
         for (name, outbox) in &outboxes {
             let own = path(["outbox", name]);

@@ -59,7 +59,7 @@ pub(super) fn resolve(table: &mut Table, folder: &Path) {
             Value::Table(inner) => {
                 if name == "store"
                     && let Some(Value::String(url)) = inner.get_mut("url")
-                    && let Some(file) = crate::store::file_of(url)
+                    && let Some(file) = crate::stores::file_of(url)
                 {
                     *url = format!("sqlite:{}", within(folder, &file.to_string_lossy()));
                 }

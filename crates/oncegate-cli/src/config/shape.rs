@@ -21,7 +21,7 @@ use serde::Deserialize;
 
 pub(crate) use self::api::{Api, ApiCaller};
 pub(crate) use self::door::{Door, DoorRule, Serve};
-pub(crate) use self::store::{Store, owners_elsewhere};
+pub(crate) use self::store::{Store, WithTls, owners_elsewhere};
 use super::format::Format;
 use super::values::{
     FingerprintSetting, KeySetting, Names, ProgramSetting, Property, RouteSetting, Secret, Time,

@@ -303,7 +303,7 @@ impl Loaded {
 fn shown(row: &SettingRow, value: &Value) -> String {
     match value {
         Value::String(_) if row.kind == "secret" => "***".to_owned(),
-        Value::String(text) => format!("{:?}", crate::store::redacted(text)),
+        Value::String(text) => format!("{:?}", crate::stores::redacted(text)),
         Value::Table(properties) if row.path.last().is_some_and(|last| last == "properties") => {
             format!(
                 "{{ {} }}",
@@ -329,7 +329,7 @@ fn shown(row: &SettingRow, value: &Value) -> String {
 /// The same value with no login in any of its URLs.
 fn without_logins(value: &Value) -> Value {
     match value {
-        Value::String(text) => Value::String(crate::store::redacted(text)),
+        Value::String(text) => Value::String(crate::stores::redacted(text)),
         Value::Array(values) => Value::Array(values.iter().map(without_logins).collect()),
         other => other.clone(),
     }

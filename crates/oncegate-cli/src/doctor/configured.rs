@@ -12,13 +12,13 @@ use crate::config::shape;
 use crate::exit::{Exit, Problem};
 use crate::run::build;
 use crate::sources::{LetterQueue, Source, sqs};
-use crate::store::{self, Opened};
+use crate::stores::{self, Opened};
 
 impl Report {
     /// Examines the store of a configuration. A file that no consumer has made yet is none of the
     /// findings.
     pub(super) async fn configured_store(&mut self, settings: &shape::Store) -> Option<Opened> {
-        match store::file_to_be_made(settings) {
+        match stores::file_to_be_made(settings) {
             Some(file) => {
                 self.saw(format!(
                     "store: there is no file {} yet; the first consumer makes it",
@@ -26,7 +26,7 @@ impl Report {
                 ));
                 None
             }
-            None => self.store(store::open_to_read(settings).await).await,
+            None => self.store(stores::open_to_read(settings).await).await,
         }
     }
 }

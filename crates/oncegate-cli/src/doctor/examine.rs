@@ -13,7 +13,7 @@ use crate::exit::{Exit, Problem};
 use crate::output::{Table, counted, plain, span};
 use crate::sources::kafka::{ENTITY_KEYS, LETTER_BYTES, Topics, VERSIONED_KEYS};
 use crate::sources::{ConfiguredSource, LetterQueue};
-use crate::store::Opened;
+use crate::stores::Opened;
 
 /// A setting that weakens the promise.
 #[derive(Debug, PartialEq, Eq, Serialize)]

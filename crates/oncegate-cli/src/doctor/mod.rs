@@ -20,7 +20,7 @@ use crate::output;
 use crate::parse::{duration, pair};
 use crate::sources::DeadLetters;
 use crate::sources::kafka::Kafka;
-use crate::store::StoreUrl;
+use crate::stores::StoreUrl;
 use examine::{NamedQueue, Questions};
 
 pub(crate) use examine::Report;

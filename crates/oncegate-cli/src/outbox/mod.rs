@@ -3,6 +3,7 @@
 mod relay;
 mod status;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Subcommand;
@@ -13,7 +14,7 @@ use oncegate::sqs::SqsPublisher;
 use crate::config::shape;
 use crate::config::values::{Property, Secret};
 use crate::exit::{Exit, Problem};
-use crate::store::{self, SqlStore};
+use crate::stores;
 
 /// Publish the messages of an outbox, or show what it holds
 #[derive(Debug, Subcommand)]
@@ -47,10 +48,10 @@ impl Broker {
         }
     }
 
-    fn relay(self, outbox: impl OutboxStore + 'static) -> Relay {
+    fn relay(self, outbox: Arc<dyn OutboxStore>) -> Relay {
         match self {
-            Self::Kafka(publisher) => Relay::new(outbox, publisher),
-            Self::Sqs(publisher) => Relay::new(outbox, publisher),
+            Self::Kafka(publisher) => Relay::shared(outbox, publisher),
+            Self::Sqs(publisher) => Relay::shared(outbox, publisher),
         }
     }
 }
@@ -95,9 +96,6 @@ async fn relay_of(
     patience: Duration,
 ) -> Result<Relay, Problem> {
     let broker = Broker::of(outbox).map_err(Problem::configuration)?;
-    let relay = match store::open_sql(store, patience).await? {
-        SqlStore::Postgres(store) => broker.relay(store.outbox(name)?),
-        SqlStore::Sqlite(store) => broker.relay(store.outbox(name).await?),
-    };
+    let relay = broker.relay(stores::open_outbox(store, name, patience).await?);
     Ok(relay.settings(outbox.relay))
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oncegate::outbox::{OutboxStatus, OutboxStore};
+use oncegate::outbox::OutboxStatus;
 use serde::Serialize;
 
 use crate::args::{AnswerArgs, within};
@@ -11,7 +11,6 @@ use crate::configured::{ConfigArgs, StoreFlag, missing};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, Table};
 use crate::parse::duration;
-use crate::store::SqlStore;
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.outbox_status/1";
@@ -60,10 +59,7 @@ pub(super) async fn run(args: &OutboxStatusArgs) -> Result<Exit, Problem> {
     let name = &args.outbox(loaded.as_ref())?;
     let store = args.store.or_of(loaded.as_ref())?;
     let status = within(args.answer.timeout, async {
-        let outbox: Box<dyn OutboxStore> = match store.open_sql().await? {
-            SqlStore::Postgres(store) => Box::new(store.outbox(name)?),
-            SqlStore::Sqlite(store) => Box::new(store.outbox(name).await?),
-        };
+        let outbox = store.open_outbox(name).await?;
         outbox.check().await?;
         Ok(outbox.status().await?)
     });

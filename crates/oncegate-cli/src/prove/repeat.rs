@@ -46,7 +46,7 @@ pub(super) fn command(args: &ProveArgs, seed: u64, finding: &Finding) -> String 
     }
     if let Some(store) = &args.store {
         // Without a password, which reports must not have.
-        flag("--store", &crate::store::redacted(store));
+        flag("--store", &crate::stores::redacted(store));
     }
     if let Some(brokers) = &args.brokers {
         // Without properties, which may be passwords.

@@ -18,7 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::RwLock;
 
 use crate::exit::{Exit, Problem};
-use crate::store::{TrialServer, redacted};
+use crate::stores::{TrialServer, redacted};
 
 /// The most repetitions of the removal until nothing is found any more: an operation of an aborted
 /// round may come late.

@@ -39,7 +39,7 @@ use crate::output::counted;
 use crate::sources::ConfiguredSource;
 use crate::sources::input::{BadInput, Input};
 use crate::sources::kafka::Topics;
-use crate::{signals, store};
+use crate::{signals, stores};
 use start::Servers;
 use status::Served;
 use summary::Account;
@@ -444,7 +444,7 @@ async fn assemble(
         .as_ref()
         .and_then(|to| source.dead_letters(to));
     let store = loaded.config.store.clone().unwrap_or_default();
-    let store = store::open_configured(&store, patience).await?;
+    let store = stores::open_configured(&store, patience).await?;
     let input = source.input();
     let servers = Servers {
         source: examined,

@@ -20,7 +20,7 @@ use crate::configured::ConfigArgs;
 use crate::exit::{Exit, Problem};
 use crate::parse::duration;
 use crate::run::status::OFF;
-use crate::store::redacted;
+use crate::stores::redacted;
 
 /// The longest answer that is read, in bytes.
 const ANSWER_MAX_BYTES: usize = 4 * 1024 * 1024;

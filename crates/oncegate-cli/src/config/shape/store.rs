@@ -4,11 +4,12 @@ use oncegate::core::settings::{Finding, TlsFiles};
 use oncegate::postgres::PostgresSettings;
 use oncegate::redis::RedisSettings;
 use oncegate::sqlite::SqliteSettings;
-use schemars::{JsonSchema, Schema, schema_for};
+use schemars::{JsonSchema, Schema};
 use serde::Deserialize;
 use serde_json::Value as Json;
 
 use crate::config::values::Secret;
+use crate::stores;
 
 /// The store of the records.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -50,9 +51,9 @@ impl Store {
 
 /// Returns the stores that have a setting, if the one at this URL is none of them.
 pub(crate) fn owners_elsewhere(url: &str, setting: &str) -> Option<String> {
-    let kind = crate::store::kind(url)?;
+    let kind = stores::kind(url)?;
     let at = format!("/properties/{setting}");
-    let owners: Vec<&str> = stores()
+    let owners: Vec<&str> = stores::schemas()
         .iter()
         .filter_map(|(store, schema)| schema.pointer(&at).map(|_| *store))
         .collect();
@@ -62,25 +63,17 @@ pub(crate) fn owners_elsewhere(url: &str, setting: &str) -> Option<String> {
 /// The settings of a store that is reached by a network.
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "its schema is what counts")]
-struct WithTls<T> {
+pub(crate) struct WithTls<T> {
     #[schemars(flatten)]
     tls: TlsFiles,
     #[schemars(flatten)]
     settings: T,
 }
 
-fn stores() -> [(&'static str, Schema); 3] {
-    [
-        ("Redis", schema_for!(WithTls<RedisSettings>)),
-        ("PostgreSQL", schema_for!(WithTls<PostgresSettings>)),
-        ("SQLite", schema_for!(SqliteSettings)),
-    ]
-}
-
 /// Gives a setting of several stores the paragraphs that all of them have, and the default of each
 /// if they differ.
 fn tell_of_each(schema: &mut Schema) {
-    let stores = stores();
+    let stores = stores::schemas();
     let settings = schema.get_mut("properties").and_then(Json::as_object_mut);
     for (name, setting) in settings.into_iter().flatten() {
         let Some(setting) = setting.as_object_mut() else {
