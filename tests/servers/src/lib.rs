@@ -4,6 +4,7 @@
 //! Everything here panics with a clear text instead of returning an error.
 
 mod disk;
+mod dynamodb;
 mod pgbouncer;
 pub mod place;
 mod postgres;
@@ -11,6 +12,7 @@ mod postgres_server;
 pub mod process;
 
 pub use disk::SmallDisk;
+pub use dynamodb::DynamoDbServer;
 pub use pgbouncer::PgBouncer;
 pub use place::Port;
 pub use postgres::{Postgres, VARIABLE as POSTGRES_VARIABLE};

@@ -415,6 +415,12 @@ pub(super) async fn results_of_every_size_come_back(subject: &StoreUnderTest<'_>
             result: result.clone(),
             retention: RETENTION,
         };
+        if result.len() > subject.bench.most_result_bytes() {
+            let refused = subject.try_apply(&key, complete).await;
+            assert_eq!(refused.map_err(|error| error.class()), Err("refused"));
+            subject.busy(&key).await;
+            continue;
+        }
         assert_eq!(subject.apply(&key, complete).await, APPLIED);
         let verdict = subject.claim(&key, subject.token()).await;
         assert!(
