@@ -183,7 +183,8 @@ pub(crate) fn route_of(settings: &shape::Consumer) -> Result<Option<String>, Str
 #[derive(Debug, clap::Args)]
 pub(crate) struct StoreFlag {
     /// The store: redis://host:port, redis+cluster://host:port,…, redis+sentinel://host:port,…/name
-    /// (rediss for TLS), postgres://host:port/database, or an SQLite file as sqlite:path or path
+    /// (rediss for TLS), postgres://host:port/database, dynamodb://table, or an SQLite file as
+    /// sqlite:path or path
     /// [default: that of --config]
     #[arg(
         long = "store",

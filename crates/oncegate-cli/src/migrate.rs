@@ -12,11 +12,13 @@ use crate::stores::{self, Statements, TableChange};
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.migrate/1";
 
-/// Create the tables of a store in PostgreSQL, or upgrade or print them
+/// Create the tables of a store in PostgreSQL or DynamoDB, or upgrade or print them
 ///
-/// It first prints what it would do, and does it in one transaction. When there is nothing to do,
-/// it needs no rights. With --print it connects to nothing, and prints the statements to read or to
-/// run elsewhere. SQLite files and Redis need no tables made by a command.
+/// It first prints what it would do, and does it: in PostgreSQL in one transaction. When there is
+/// nothing to do, it needs no rights. With --print it connects to nothing, and prints the
+/// statements to read or to run elsewhere: for dynamodb://table a template of CloudFormation, the
+/// same for Terraform, and the policy of a consumer. SQLite files and Redis need no tables made by
+/// a command.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MigrateArgs {
     #[command(flatten)]

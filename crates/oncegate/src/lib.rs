@@ -55,6 +55,7 @@
 //! | `sqlite` | [`sqlite`]: the store in one SQLite file, SQLite built in | yes |
 //! | `sqlite-system` | the same, linked to the system's SQLite | no |
 //! | `postgres` | `postgres`: the store in PostgreSQL | no |
+//! | `dynamodb` | `dynamodb`: the store in a table of Amazon DynamoDB | no |
 //! | `http` | `http`: `Idempotency-Key` for tower and axum | no |
 //! | `sqs` | `sqs`: source and dead letters on Amazon SQS | no |
 //! | `sqs-s3` | payloads that Amazon's extended clients have put into S3 | no |
@@ -93,6 +94,8 @@ pub use oncegate_runtime::{
 
 #[cfg(feature = "amqp")]
 pub use oncegate_amqp as amqp;
+#[cfg(feature = "dynamodb")]
+pub use oncegate_dynamodb as dynamodb;
 #[cfg(feature = "http")]
 pub use oncegate_http as http;
 #[cfg(feature = "kafka")]

@@ -8,6 +8,7 @@
 //! [`shape::Store`](crate::config::shape::Store).
 
 mod address;
+mod dynamodb;
 mod postgres;
 mod redis;
 mod sqlite;
@@ -31,9 +32,10 @@ use crate::config::values::Secret;
 use crate::exit::{Exit, Problem};
 
 /// The kinds, in the order in which errors list them. A text without a scheme is for the last one.
-const KINDS: [&dyn StoreKind; 3] = [
+const KINDS: [&dyn StoreKind; 4] = [
     &redis::Redis,
     &postgres::Postgres,
+    &dynamodb::DynamoDb,
     &sqlite::Sqlite,
 ];
 

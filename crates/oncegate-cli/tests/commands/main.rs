@@ -13,6 +13,7 @@ mod check;
 mod configured;
 mod dead_letters;
 mod doctor;
+mod dynamodb;
 mod environment;
 mod estimate;
 mod formats;

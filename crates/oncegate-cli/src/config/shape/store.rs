@@ -1,6 +1,7 @@
 //! The store of a configuration: where it is, and the settings of every kind of store in one table.
 
 use oncegate::core::settings::{Finding, TlsFiles};
+use oncegate::dynamodb::DynamoDbSettings;
 use oncegate::postgres::PostgresSettings;
 use oncegate::redis::RedisSettings;
 use oncegate::sqlite::SqliteSettings;
@@ -16,8 +17,8 @@ use crate::stores;
 #[serde(deny_unknown_fields)]
 #[schemars(transform = tell_of_each)]
 pub(crate) struct Store {
-    /// `redis://`, `redis+cluster://`, `redis+sentinel://` (`rediss` for TLS), `postgres://`, or an
-    /// SQLite file as `sqlite:path`.
+    /// `redis://`, `redis+cluster://`, `redis+sentinel://` (`rediss` for TLS), `postgres://`,
+    /// `dynamodb://table`, or an SQLite file as `sqlite:path`.
     pub(crate) url: Option<String>,
     /// The password that belongs into the URL. From a file, it is read for each new connection.
     pub(crate) password: Option<Secret>,
@@ -33,6 +34,9 @@ pub(crate) struct Store {
     #[serde(default, rename = "*postgres")]
     #[schemars(flatten)]
     pub(crate) postgres: PostgresSettings,
+    #[serde(default, rename = "*dynamodb")]
+    #[schemars(flatten)]
+    pub(crate) dynamodb: DynamoDbSettings,
     #[serde(default, rename = "*sqlite")]
     #[schemars(flatten)]
     pub(crate) sqlite: SqliteSettings,
@@ -45,6 +49,7 @@ impl Store {
         tls.into_iter()
             .chain(self.redis.check())
             .chain(self.postgres.check())
+            .chain(self.dynamodb.check())
             .collect()
     }
 }
@@ -131,6 +136,7 @@ mod tests {
         let store = store("url = \"once.db\"").unwrap();
         assert_eq!(store.redis, RedisSettings::DEFAULT);
         assert_eq!(store.postgres, PostgresSettings::DEFAULT);
+        assert_eq!(store.dynamodb, DynamoDbSettings::DEFAULT);
         assert_eq!(store.sqlite, SqliteSettings::DEFAULT);
     }
 
@@ -191,7 +197,8 @@ mod tests {
         let schema = table::schema();
         let settings = &schema["properties"]["store"]["properties"];
         let response = &settings["response_timeout"];
-        assert_eq!(response["default"], "2s for Redis, 5s for PostgreSQL");
+        let default = "2s for Redis, 5s for PostgreSQL, 4s for DynamoDB";
+        assert_eq!(response["default"], default);
         assert!(!response["description"].as_str().unwrap().contains("\n\n"));
         assert_eq!(settings["connect_timeout"]["default"], "2s");
         let own = settings["allow_fsync_off"]["description"].as_str();
@@ -208,6 +215,7 @@ mod tests {
                 "journal",
                 Some("PostgreSQL and SQLite"),
             ),
+            ("sqlite:once.db", "home_region", Some("DynamoDB")),
             ("sqlite:once.db", "tls_root", Some("Redis and PostgreSQL")),
             ("sqlite:once.db", "url", None),
         ] {
