@@ -68,6 +68,13 @@ async fn sqlite_under_each_fault_once() {
 
 // invariant: promises-under-faults
 #[tokio::test(flavor = "multi_thread")]
+async fn dynamodb_under_each_fault_once() {
+    let report = each_fault_once(StoreKind::DynamoDb, None).await;
+    assert!(report.has_reached("store unavailable"));
+}
+
+// invariant: promises-under-faults
+#[tokio::test(flavor = "multi_thread")]
 async fn postgres_under_each_fault_once() {
     let report = each_fault_once(StoreKind::Postgres, None).await;
     assert!(report.has_reached("store unavailable"));

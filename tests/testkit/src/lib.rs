@@ -20,8 +20,8 @@ pub mod fire;
 
 use oncegate_servers::place;
 pub use oncegate_servers::{
-    POSTGRES_VARIABLE, PgBouncer, Port as LoopbackPort, Postgres, PostgresServer, Process,
-    SmallDisk, postgres_version, process, run_servers_on, unique,
+    DynamoDbServer, POSTGRES_VARIABLE, PgBouncer, Port as LoopbackPort, Postgres, PostgresServer,
+    Process, SmallDisk, postgres_version, process, run_servers_on, unique,
 };
 
 mod acls;

@@ -139,7 +139,7 @@ impl Fault {
             (_, StoreKind::Sqlite) => false,
             // A stopped server of PostgreSQL is many processes; silence on the wire is the same to
             // a client.
-            (_, StoreKind::Postgres) => {
+            (_, StoreKind::Postgres | StoreKind::DynamoDb) => {
                 matches!(
                     fault,
                     Self::StoreKill | Self::Cut | Self::LostReplies | Self::Silence
@@ -263,6 +263,7 @@ impl Fault {
             Self::StoreKill => match &mut stage.server {
                 Server::Redis(server) => server.kill(),
                 Server::Postgres(server) => server.kill(),
+                Server::DynamoDb(server) => server.kill(),
                 Server::File => {}
             },
             Self::StoreStall => stage.signal_store("STOP"),
@@ -307,6 +308,7 @@ impl Fault {
             Self::StoreKill => match &mut stage.server {
                 Server::Redis(server) => server.start_again().await,
                 Server::Postgres(server) => server.start_again().await,
+                Server::DynamoDb(server) => server.start_again().await,
                 Server::File => {}
             },
             Self::StoreStall => stage.signal_store("CONT"),

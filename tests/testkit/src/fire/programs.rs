@@ -40,7 +40,7 @@ pub(super) fn oncegate_run(oncegate: &Path, worker: &Path, settings: &WorkerSett
         ..
     } = settings;
     let store = match settings.store {
-        StoreKind::Redis | StoreKind::Postgres => address.clone(),
+        StoreKind::Redis | StoreKind::Postgres | StoreKind::DynamoDb => address.clone(),
         StoreKind::Sqlite => format!("sqlite:{address}"),
     };
     let worker = format!("'{}' stdio '{}'", worker.display(), settings.as_json());

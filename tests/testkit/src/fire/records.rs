@@ -1,8 +1,13 @@
 //! What the store holds at the end of a run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::{BehaviorVersion, Credentials, Region};
+use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::stage::{Server, Stage};
+use crate::DynamoDbServer;
 use crate::redis::RedisServer;
 
 /// The end of the key under which a store tries its rights when it opens, which no message has. A
@@ -28,6 +33,7 @@ impl Stage<'_> {
                     .expect("the records can be read");
                 rows.iter().map(|row| (row.get(0), row.get(1))).collect()
             }
+            Server::DynamoDb(server) => dynamodb_dump(server, &prefix).await,
             Server::File => {
                 let file =
                     rusqlite::Connection::open(&self.settings.address).expect("the file opens");
@@ -40,6 +46,37 @@ impl Stage<'_> {
             }
         }
     }
+}
+
+/// A client with credentials that the emulator does not check.
+pub(super) fn dynamodb_client(server: &DynamoDbServer) -> Client {
+    let config = aws_sdk_dynamodb::Config::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .region(Region::from_static("us-east-1"))
+        .credentials_provider(Credentials::new("test", "test", None, None, "test"))
+        .endpoint_url(server.endpoint())
+        .build();
+    Client::from_conf(config)
+}
+
+async fn dynamodb_dump(server: &DynamoDbServer, prefix: &str) -> BTreeMap<String, String> {
+    let client = dynamodb_client(server);
+    let scan = client.scan().table_name("fire").consistent_read(true);
+    let mut pages = scan.into_paginator().items().send();
+    let mut dump = BTreeMap::new();
+    while let Some(item) = pages.next().await {
+        let item = item.expect("the table can be read");
+        if let (Some(id), Some(state)) = (text(&item, "id"), text(&item, "state"))
+            && id.starts_with(prefix)
+        {
+            dump.insert(id, state);
+        }
+    }
+    dump
+}
+
+fn text(item: &HashMap<String, AttributeValue>, name: &str) -> Option<String> {
+    item.get(name).and_then(|value| value.as_s().ok()).cloned()
 }
 
 /// The first byte of a record encodes its state; `docs/RECORD_FORMAT.md` lists them.

@@ -18,6 +18,8 @@ pub enum StoreKind {
     Sqlite,
     /// A PostgreSQL server of the run's own.
     Postgres,
+    /// An emulator of DynamoDB, of the run's own.
+    DynamoDb,
 }
 
 /// How the members of a group agree on the assignment of partitions.

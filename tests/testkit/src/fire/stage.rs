@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use oncegate::core::key::{CompiledKey, Scope};
+use oncegate::dynamodb::DynamoDbStore;
 use oncegate::postgres::PostgresStore;
 use oncegate::{Key, Message, Origin};
 use oncegate_testing::promise::{
@@ -15,9 +16,9 @@ use tempfile::TempDir;
 
 use super::points::VARIABLE;
 use super::programs::oncegate_run;
+use super::records::dynamodb_client;
 use super::settings::{StoreKind, WorkerSettings};
 use super::work::{ORDERS_OF_EVERY_FATE, PAYS_AT_ONCE};
-use crate::PostgresServer;
 use crate::broker::KafkaBroker;
 use crate::kafka::Kafka;
 use crate::ledger::Ledger;
@@ -26,11 +27,13 @@ use crate::proxy::Proxy;
 use crate::record::Record;
 use crate::redis::RedisServer;
 use crate::until::until;
+use crate::{DynamoDbServer, PostgresServer};
 
 /// The store's server, where it has one.
 pub(super) enum Server {
     Redis(RedisServer),
     Postgres(PostgresServer),
+    DynamoDb(DynamoDbServer),
     File,
 }
 
@@ -68,6 +71,11 @@ pub(super) struct Stage<'a> {
     started: usize,
     // After the processes: fields are dropped in this order.
     pub(super) folder: TempDir,
+}
+
+/// The URL of the records' table at a server.
+fn table_at(endpoint: &str) -> String {
+    format!("dynamodb://fire?region=us-east-1&endpoint={endpoint}")
 }
 
 /// How many partitions the orders come by.
@@ -115,6 +123,17 @@ impl<'a> Stage<'a> {
                 let address = format!("{user}@{}/{database}", proxy.address());
                 (Server::Postgres(server), Some(proxy), address)
             }
+            StoreKind::DynamoDb => {
+                let server = DynamoDbServer::start().await;
+                let proxy = Proxy::before_address(server.address()).await;
+                let store = DynamoDbStore::builder(&table_at(&server.endpoint()))
+                    .client(dynamodb_client(&server))
+                    .may_be_missing();
+                let store = store.connect().await.expect("the server answers");
+                store.create_table().await.expect("the table can be made");
+                let address = table_at(&format!("http://{}", proxy.address()));
+                (Server::DynamoDb(server), Some(proxy), address)
+            }
             StoreKind::Sqlite => (
                 Server::File,
                 None,
@@ -161,6 +180,11 @@ impl<'a> Stage<'a> {
                 command
             }
         };
+        if self.settings.store == StoreKind::DynamoDb {
+            // Emulators do not check them.
+            command.env("AWS_ACCESS_KEY_ID", "test");
+            command.env("AWS_SECRET_ACCESS_KEY", "test");
+        }
         // Its handlers panic on purpose, and a trace of each costs more than the run.
         command.env("RUST_BACKTRACE", "0");
         if let Some((point, passes, action)) = doom {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use oncegate::consumer::DeadLetterLimit;
 use oncegate::core::key::{CompiledKey, Scope};
 use oncegate::core::store::Store;
+use oncegate::dynamodb::DynamoDbStore;
 use oncegate::kafka::KafkaSource;
 use oncegate::postgres::PostgresStore;
 use oncegate::redis::RedisStore;
@@ -337,6 +338,9 @@ async fn opened(kind: StoreKind, address: &str) -> Arc<dyn Store> {
                 store.await.map(|store| Arc::new(store) as _)
             }
             StoreKind::Sqlite => SqliteStore::open(address)
+                .await
+                .map(|store| Arc::new(store) as _),
+            StoreKind::DynamoDb => DynamoDbStore::connect(address)
                 .await
                 .map(|store| Arc::new(store) as _),
             StoreKind::Postgres => PostgresStore::connect(address)
