@@ -200,14 +200,16 @@ impl Bounds {
     }
 
     fn now(self) -> Now {
-        let time = |difference_us: i64| {
-            let micros = self.at.monotonic_us.saturating_add(difference_us);
-            StoreTime::from_micros(u64::try_from(micros).unwrap_or_default())
-        };
         Now {
-            earliest: time(self.low_us),
-            latest: time(self.high_us),
+            earliest: self.time(self.low_us),
+            latest: self.time(self.high_us),
         }
+    }
+
+    /// The service's time by this difference.
+    fn time(self, difference_us: i64) -> StoreTime {
+        let micros = self.at.monotonic_us.saturating_add(difference_us);
+        StoreTime::from_micros(u64::try_from(micros).unwrap_or_default())
     }
 }
 
@@ -267,9 +269,12 @@ mod tests {
 
         fn now(&self, true_us: i64) -> (i64, i64) {
             let now = self.bounds.unwrap().at(self.read(true_us)).now();
-            let signed = |time: StoreTime| i64::try_from(time.micros()).unwrap();
-            (signed(now.earliest), signed(now.latest))
+            (micros_of(now.earliest), micros_of(now.latest))
         }
+    }
+
+    fn micros_of(time: StoreTime) -> i64 {
+        i64::try_from(time.micros()).unwrap()
     }
 
     fn machine(rng: &mut fastrand::Rng) -> Machine {

@@ -296,7 +296,7 @@ mod tests {
 
     // invariant: store-time-bounds
     #[test]
-    fn a_lease_is_taken_over_only_when_it_is_over_at_the_earliest_instant() {
+    fn a_lease_that_may_be_alive_is_not_taken_over() {
         let (owned, _) = decide(between(100), None, &claim(1));
         let owned = owned.unwrap();
         assert_eq!(

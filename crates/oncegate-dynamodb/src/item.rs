@@ -10,7 +10,7 @@
 //! | `rev` | B | random, new with each write: whether the item still is what was read |
 //! | `attempt` | N | absent when completed |
 //! | `recovery` | S | `earlier` or `takeover`; absent when none |
-//! | `fence` | N | the fencing token, if there is one |
+//! | `fencing_token` | N | the fencing token, if there is one |
 //! | `fingerprint` | B | if there is one |
 //! | `handed_over` | BOOL | of a failed record |
 //! | `reason` | S | of a released or failed record; absent when empty |
@@ -172,8 +172,8 @@ impl NewItem {
         if recovery != Recovery::None {
             self.set("recovery", text(recovery.as_str()));
         }
-        if let Some(FencingToken(fence)) = fencing_token {
-            self.set("fence", number(fence));
+        if let Some(FencingToken(value)) = fencing_token {
+            self.set("fencing_token", number(value));
         }
     }
 
@@ -206,13 +206,13 @@ pub(crate) fn decode(item: &Item) -> Result<Found, String> {
             token: Token::from(attributes.bytes::<16>(OWNER)?),
             attempt: attributes.attempt()?,
             recovery: attributes.recovery()?,
-            fencing_token: attributes.fence()?,
+            fencing_token: attributes.fencing_token()?,
         },
         "released" => State::Released {
             by: attributes.tag()?,
             attempt: attributes.attempt()?,
             recovery: attributes.recovery()?,
-            fencing_token: attributes.fence()?,
+            fencing_token: attributes.fencing_token()?,
             reason: attributes.reason()?,
         },
         "completed" => State::Completed {
@@ -300,8 +300,10 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    fn fence(&self) -> Result<Option<FencingToken>, String> {
-        Ok(self.optional("fence", Self::number)?.map(FencingToken))
+    fn fencing_token(&self) -> Result<Option<FencingToken>, String> {
+        Ok(self
+            .optional("fencing_token", Self::number)?
+            .map(FencingToken))
     }
 
     fn reason(&self) -> Result<String, String> {
@@ -407,7 +409,7 @@ mod tests {
             (EXPIRES, number(1).as_n().map(|n| text(n.clone())).unwrap()),
             ("attempt", number(256)),
             ("recovery", text("late")),
-            ("fence", AttributeValue::N("-1".to_owned())),
+            ("fencing_token", AttributeValue::N("-1".to_owned())),
             ("fingerprint", binary(b"12")),
         ] {
             let mut item = whole.clone();

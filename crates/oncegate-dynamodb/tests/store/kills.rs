@@ -50,18 +50,20 @@ async fn until_answered(store: &DynamoDbStore, key: &StoreKey, operation: Operat
     }
 }
 
+/// A store with this time limit of its calls, in milliseconds.
+async fn within(server: &DynamoDbServer, table: &str, limit_ms: u64) -> DynamoDbStore {
+    let store = builder(&server.endpoint(), table);
+    let store = store.response_timeout(Duration::from_millis(limit_ms));
+    store.connect().await.unwrap()
+}
+
 // invariant: durability-before-ack
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_confirmed_outlives_a_killed_server() {
     let mut server = DynamoDbServer::start().await;
     let made = new_table(&server.endpoint()).await;
-    let connect = async |limit_ms| {
-        let store = builder(&server.endpoint(), made.table());
-        let store = store.response_timeout(Duration::from_millis(limit_ms));
-        store.connect().await.unwrap()
-    };
-    let store = connect(2_000).await;
-    let patient = connect(60_000).await;
+    let store = within(&server, made.table(), 2_000).await;
+    let patient = within(&server, made.table(), 60_000).await;
     let confirmed = Confirmed::default();
     let mut workers = JoinSet::new();
     for _ in 0..WORKERS {

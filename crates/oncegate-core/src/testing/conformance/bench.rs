@@ -28,8 +28,8 @@ pub trait Bench: Send + Sync {
     /// store cannot hold such a value; then the case about it proves nothing for this store.
     async fn spoil(&self, key: &StoreKey) -> bool;
 
-    /// The most bytes of a result that the store can hold, for one that has a limit. A larger result
-    /// must be refused, and leave the claim as it was.
+    /// The most bytes of a result that the store can hold, for one that has a limit. A larger
+    /// result must be refused, and leave the claim as it was.
     fn most_result_bytes(&self) -> usize {
         usize::MAX
     }
