@@ -88,13 +88,13 @@ impl Address {
         let rest = url
             .strip_prefix(SCHEME)
             .ok_or_else(|| format!("the URL does not begin with {SCHEME}"))?;
-        let (table, parameters) = rest.split_once('?').unwrap_or((rest, ""));
-        if table.contains('@') {
+        if rest.contains('@') {
             return Err(
                 "the URL contains a login; credentials come from the AWS SDK's default chain"
                     .to_owned(),
             );
         }
+        let (table, parameters) = rest.split_once('?').unwrap_or((rest, ""));
         // The rules of DynamoDB.
         let is_name = (3..=255).contains(&table.len())
             && table
@@ -153,6 +153,10 @@ mod tests {
             ("dynamodb://", "no name of a table"),
             ("dynamodb://a/b/c", "no name of a table"),
             ("dynamodb://key:secret@table", "contains a login"),
+            (
+                "dynamodb://table?endpoint=http://me:secret@host",
+                "contains a login",
+            ),
             ("dynamodb://table?zone=1", "`zone`"),
             ("dynamodb://table?region=", "`region`"),
             ("dynamodb://table?region=a&region=b", "`region`"),
