@@ -14,14 +14,18 @@ use oncegate_core::store::{Command, RecordSnapshot, Store, StoreError};
 pub mod audit;
 mod dead_letter_stop;
 pub mod dry_run;
+mod letter_state;
 mod loss;
+mod pause;
 mod redrive;
 mod redrive_action;
 
 pub use oncegate_runtime::dead_letter_reader;
 
 pub use dead_letter_stop::{accept_dead_letters, dead_letter_stop_of};
+pub use letter_state::{LetterState, letter_states};
 pub use loss::{AcceptedLoss, accept_loss, halt_of};
+pub use pause::{Paused, Resumed, pause, pause_of, resume};
 pub use redrive::{Redrive, RedriveError, Wanted};
 pub use redrive_action::{RedriveAction, Redriven, Step};
 

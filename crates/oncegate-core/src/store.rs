@@ -18,7 +18,7 @@ mod wrapper;
 
 pub use memory::MemoryStore;
 pub use promise::{Promise, Survives};
-pub use scope::{DeadLetterStop, Epoch, Halt, InvalidEpoch, RecordOrigin, ScopeDescriptor};
+pub use scope::{DeadLetterStop, Epoch, Halt, InvalidEpoch, Pause, RecordOrigin, ScopeDescriptor};
 pub use wrapper::StoreWrapper;
 
 /// A single operation on a single key.

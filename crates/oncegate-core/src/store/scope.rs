@@ -20,6 +20,8 @@ const MAX_ACCEPTED_EPOCHS: usize = 64;
 
 /// The maximum size of the reason of a halt, in bytes.
 const MAX_REASON_BYTES: usize = 1_024;
+/// The longest name of an operator in a descriptor, in bytes.
+const MAX_NAME_BYTES: usize = 128;
 
 const MARKER_CONTEXT: &str = "oncegate 2026-11 store marker";
 
@@ -96,16 +98,9 @@ impl Halt {
     /// Creates a halt. The reason is cut to 1 KiB.
     #[must_use]
     pub fn new(at_ms: u64, reason: &str, lost_epochs: Vec<Epoch>) -> Self {
-        let end = (0..=MAX_REASON_BYTES.min(reason.len()))
-            .rev()
-            .find(|end| reason.is_char_boundary(*end));
-        let reason = reason
-            .get(..end.unwrap_or_default())
-            .unwrap_or_default()
-            .to_owned();
         Self {
             at_ms,
-            reason,
+            reason: beginning(reason, MAX_REASON_BYTES),
             lost_epochs,
         }
     }
@@ -126,6 +121,35 @@ pub struct DeadLetterStop {
     /// The number of the last 1,000 messages that had been given up; 0 when that limit was not
     /// reached.
     pub of_window: u32,
+}
+
+/// An operator has paused the consumers of a scope, until an operator resumes them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pause {
+    /// The time of the pause, in milliseconds since the Unix epoch, on the clock of the operator.
+    pub at_ms: u64,
+    /// The operator's reason, for people.
+    pub reason: String,
+    /// The operator.
+    pub by: String,
+}
+
+impl Pause {
+    /// Creates a pause. The reason is cut to 1 KiB, and the name to 128 bytes.
+    #[must_use]
+    pub fn new(at_ms: u64, reason: &str, by: &str) -> Self {
+        Self {
+            at_ms,
+            reason: beginning(reason, MAX_REASON_BYTES),
+            by: beginning(by, MAX_NAME_BYTES),
+        }
+    }
+}
+
+/// Returns at most this many of the first bytes, without a part of a character.
+fn beginning(text: &str, most: usize) -> String {
+    let end = text.floor_char_boundary(most);
+    text.get(..end).unwrap_or_default().to_owned()
 }
 
 /// The data that a store holds for a scope besides its records: the key specification, the current
@@ -159,6 +183,8 @@ pub struct ScopeDescriptor {
     /// `true` while the circuit breaker of a consumer is open, so that one that starts begins with
     /// an open breaker.
     pub breaker_open: bool,
+    /// Set while an operator has paused the scope: its consumers begin no attempt.
+    pub pause: Option<Pause>,
     /// The brokers that the messages of the scope have come from, the oldest first; empty when they
     /// are not known.
     pub origins: Vec<RecordOrigin>,
@@ -210,6 +236,8 @@ struct DescriptorText<'a> {
     dead_letter_stop: Option<DeadLetterStop>,
     #[serde(default, skip_serializing_if = "is_default")]
     breaker_open: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pause: Option<Pause>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     origins: Vec<RecordOrigin>,
 }
@@ -234,6 +262,7 @@ impl ScopeDescriptor {
             halt: None,
             dead_letter_stop: None,
             breaker_open: false,
+            pause: None,
             origins: Vec::new(),
         }
     }
@@ -260,6 +289,7 @@ impl ScopeDescriptor {
             halt: read.halt,
             dead_letter_stop: read.dead_letter_stop,
             breaker_open: read.breaker_open,
+            pause: read.pause,
             origins: read.origins,
         })
     }
@@ -282,6 +312,7 @@ impl ScopeDescriptor {
             halt: self.halt.clone(),
             dead_letter_stop: self.dead_letter_stop.clone(),
             breaker_open: self.breaker_open,
+            pause: self.pause.clone(),
             origins: self.origins.clone(),
         };
         serde_json::to_string(&text).map_err(invalid_keys)
@@ -312,6 +343,7 @@ impl ScopeDescriptor {
             longest_lease_ms: self.longest_lease_ms,
             dead_letter_stop: self.dead_letter_stop.clone(),
             breaker_open: self.breaker_open,
+            pause: self.pause.clone(),
             origins: self.origins.clone(),
             ..Self::new(self.keys.clone(), epoch)
         }
@@ -369,6 +401,7 @@ mod tests {
             written.longest_lease_ms = 30_000;
             written.begun_at_ms = 1_000;
             written.breaker_open = true;
+            written.pause = Some(Pause::new(6, "the bank is away", "ada"));
             written.origins = vec![RecordOrigin {
                 broker: "Kafka cluster a".to_owned(),
                 routes: vec!["orders".to_owned()],
@@ -399,6 +432,7 @@ mod tests {
         ));
         life.longest_lease_ms = 30_000;
         life.breaker_open = true;
+        life.pause = Some(Pause::new(6, "the bank is away", "ada"));
         life.origins = vec![RecordOrigin {
             broker: "Kafka cluster a".to_owned(),
             routes: Vec::new(),
@@ -416,6 +450,10 @@ mod tests {
         assert!(
             next.breaker_open,
             "a loss of records repairs no dependency of a handler"
+        );
+        assert_eq!(
+            next.pause, life.pause,
+            "only an operator ends an operator's pause"
         );
         assert_eq!(
             next.origins, life.origins,
@@ -444,9 +482,15 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_of_a_halt_is_cut_between_characters() {
-        let halt = Halt::new(0, &"ä".repeat(1_000), Vec::new());
+    fn reasons_and_names_are_cut_between_characters() {
+        let long = "ä".repeat(1_000);
+        let halt = Halt::new(0, &long, Vec::new());
         assert_eq!(halt.reason.len(), MAX_REASON_BYTES);
+        let pause = Pause::new(0, &long, &format!("x{long}"));
+        assert_eq!(
+            (pause.reason.len(), pause.by.len()),
+            (MAX_REASON_BYTES, MAX_NAME_BYTES - 1)
+        );
     }
 
     #[test]

@@ -27,7 +27,9 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::backoff::Backoff;
+use crate::failure::Failure;
 use crate::gate::OpenGate;
+use crate::health::{BreakerStatus, beginning};
 use crate::observe::{BreakerState, Event};
 
 /// The limits of the circuit breaker: when failures mean that a dependency of the handler is down,
@@ -272,9 +274,19 @@ impl State {
 pub(super) struct Switch {
     limits: Option<Breaker>,
     state: Mutex<State>,
+    /// The cause for which this process has opened it.
+    opened: Mutex<Option<BreakerCause>>,
     /// `true` while it is open, for the mark. It is sent again with each probe that fails: another
     /// process may have removed the mark.
     is_open: watch::Sender<bool>,
+}
+
+/// The cause of an open breaker.
+#[derive(Debug)]
+struct BreakerCause {
+    at: Instant,
+    /// The reason of the last failure.
+    reason: String,
 }
 
 /// The answer to a message that is about to start.
@@ -308,6 +320,7 @@ impl Switch {
         Self {
             limits,
             state: Mutex::new(state),
+            opened: Mutex::default(),
             is_open: watch::Sender::new(is_open),
         }
     }
@@ -328,17 +341,18 @@ impl Switch {
         }
     }
 
-    /// Notes that the handler has run, and the pause that it has requested. Returns whether that
-    /// run, if it failed, counts as an attempt.
+    /// Notes that the handler has run, and its failure, which may request a pause. Returns whether
+    /// that run, if it failed, counts as an attempt.
     pub(super) fn ran(
         &self,
         gate: &OpenGate,
         key: u64,
         ran: RunResult,
-        pause: Option<Duration>,
+        failure: Option<&Failure>,
     ) -> FailureCount {
         let fraction = gate.fraction();
-        match self.tell(
+        let pause = failure.and_then(Failure::requested_delay);
+        let phases = self.tell(
             gate,
             BreakerEvent::Ran {
                 key,
@@ -346,7 +360,15 @@ impl Switch {
                 pause,
                 fraction,
             },
-        ) {
+        );
+        match phases {
+            (_, CircuitPhase::Open { .. }) if ran == RunResult::Failure => {
+                self.note_opened(failure);
+            }
+            (CircuitPhase::HalfOpen { .. }, CircuitPhase::Closed) => *self.opened.lock() = None,
+            _ => {}
+        }
+        match phases {
             (CircuitPhase::Closed, CircuitPhase::Closed) => FailureCount::Counted,
             _ => FailureCount::Uncounted,
         }
@@ -404,6 +426,40 @@ impl Switch {
             CircuitPhase::Closed => false,
             CircuitPhase::Open { pauses, .. } | CircuitPhase::HalfOpen { pauses, .. } => pauses > 0,
         }
+    }
+
+    /// Keeps the reason of a failure after which the breaker is open, and the time of the first.
+    fn note_opened(&self, failure: Option<&Failure>) {
+        let reason = failure.map_or_else(
+            || "a handler panicked or was cancelled".to_owned(),
+            Failure::reason,
+        );
+        let reason = beginning(&reason).to_owned();
+        let mut opened = self.opened.lock();
+        let at = opened
+            .as_ref()
+            .map_or_else(Instant::now, |before| before.at);
+        *opened = Some(BreakerCause { at, reason });
+    }
+
+    /// Returns why and since when it keeps messages from running, and when the next one probes;
+    /// `None` while it does not.
+    pub(super) fn status(&self, now: Instant) -> Option<BreakerStatus> {
+        if !self.has_paused() {
+            return None;
+        }
+        let next_probe = match self.phase() {
+            CircuitPhase::Open { probe_at, .. } => Some(probe_at.saturating_duration_since(now)),
+            CircuitPhase::Closed | CircuitPhase::HalfOpen { .. } => None,
+        };
+        let opened = self.opened.lock();
+        Some(BreakerStatus {
+            lasts: opened
+                .as_ref()
+                .map(|opened| now.saturating_duration_since(opened.at)),
+            reason: opened.as_ref().map(|opened| opened.reason.clone()),
+            next_probe,
+        })
     }
 
     fn phase(&self) -> CircuitPhase {

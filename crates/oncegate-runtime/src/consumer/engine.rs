@@ -20,7 +20,7 @@ use super::shared::Shared;
 use super::unit::{self, Tasks};
 use crate::observe::Event;
 
-mod snapshot;
+pub(super) mod snapshot;
 mod starts;
 mod stop;
 
@@ -134,9 +134,10 @@ impl Engine {
     fn publish(&mut self) {
         let admitted = std::mem::take(&mut self.admitted);
         let is_paused = self.schedule.is_every_store_away();
-        self.shared
-            .in_flight
-            .publish(self.schedule.counts(), admitted, is_paused);
+        let in_flight = &self.shared.in_flight;
+        in_flight.publish(self.schedule.counts(), admitted, is_paused);
+        // What a source would deliver now could not begin.
+        in_flight.hold(self.shared.routes().all(|route| route.gate.is_paused()));
     }
 
     /// Starts everything that may start.
@@ -148,17 +149,22 @@ impl Engine {
             .note_doubt(shared.routes().any(|route| route.breaker.is_in_doubt()));
         self.schedule.resume_handlers(|route| {
             shared
-                .breaker(route)
-                .map_or(usize::MAX, |breaker| breaker.admits())
+                .route_number(route)
+                .map_or(usize::MAX, |route| route.admits())
         });
         self.schedule.advance(now);
         let mut starts = Starts::new(&self.tasks);
         while self.schedule.can_start(now) {
-            if self.schedule.has_found() {
+            let shared = &self.shared;
+            if self.schedule.has_found(|route| !shared.is_paused(route)) {
                 if !starts.has_permit() {
                     break;
                 }
-                starts.answers(self.schedule.start_answers(ANSWERS_PER_PERMIT));
+                let most = ANSWERS_PER_PERMIT;
+                let found = self
+                    .schedule
+                    .start_answers(most, |route| !shared.is_paused(route));
+                starts.answers(found);
                 continue;
             }
             let next = self.schedule.next_start(now);
@@ -212,6 +218,10 @@ impl Engine {
             is_probe,
             without_store,
         } = self.schedule.offer(place, shard, now)?;
+        if item.route.gate.is_paused() {
+            self.schedule.refuse(place, item);
+            return None;
+        }
         if let Some(key) = item.breaker_key() {
             if item.route.breaker.admit(&item.route.gate, key) == Admission::Wait {
                 self.schedule.refuse(place, item);
@@ -236,7 +246,7 @@ impl Engine {
         let now = now();
         let paused = self.schedule.paused_routes();
         let probes = paused
-            .filter_map(|route| self.shared.breaker(route)?.probe_at())
+            .filter_map(|route| self.shared.route_number(route)?.breaker.probe_at())
             .filter(|at| *at > now);
         self.schedule
             .next_wake(now)

@@ -1,6 +1,6 @@
 //! The limits on what the consumer holds between the source and the ack.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -20,6 +20,8 @@ pub(super) struct InFlight {
     load: Mutex<Load>,
     /// Messages whose dead letter cannot be written at the moment.
     unwritten: AtomicUsize,
+    /// Nothing is received: an operator has paused everything.
+    held: AtomicBool,
     freed: Notify,
 }
 
@@ -51,6 +53,7 @@ impl InFlight {
             most_at_once: None,
             load: Mutex::default(),
             unwritten: AtomicUsize::new(0),
+            held: AtomicBool::new(false),
             freed: Notify::new(),
         }
     }
@@ -98,6 +101,14 @@ impl InFlight {
         }
     }
 
+    /// Lets nothing be received until it is called with `false`.
+    pub(super) fn hold(&self, is_held: bool) {
+        if self.held.load(Relaxed) != is_held {
+            self.held.store(is_held, Relaxed);
+            self.freed.notify_one();
+        }
+    }
+
     /// Counts a message whose dead letter cannot be written as waiting, until the guard is dropped.
     pub(super) fn waits_for_dead_letter(&self) -> UnwrittenLetter<'_> {
         self.unwritten.fetch_add(1, Relaxed);
@@ -115,6 +126,9 @@ impl InFlight {
     ///
     /// A message larger than the limit on bytes is received when nothing else is in flight.
     fn room(&self, typical_bytes: usize) -> usize {
+        if self.held.load(Relaxed) {
+            return 0;
+        }
         let load = *self.load();
         let (messages, bytes) = load.held();
         let free_bytes = self.most_bytes.saturating_sub(bytes) / typical_bytes.max(1);

@@ -117,6 +117,12 @@ impl Item {
         }
     }
 
+    /// Notes that the attempt of this number has failed.
+    pub(super) fn note_failure(&mut self, attempt: u32, reason: String) {
+        let key = self.identity.as_ref().ok().map(|identity| &identity.key);
+        self.past.failed(Instant::now(), attempt, reason, key);
+    }
+
     /// Reports the run to the breaker, and returns whether it counts if it failed. A run cut short
     /// by an outage or a stop is no evidence about the handler, and costs no attempt.
     pub(super) fn tell_breaker(
@@ -134,12 +140,9 @@ impl Item {
         let Some(key) = self.breaker_key() else {
             return FailureCount::Counted;
         };
-        self.route.breaker.ran(
-            &self.route.gate,
-            key,
-            result,
-            failure.and_then(Failure::requested_delay),
-        )
+        self.route
+            .breaker
+            .ran(&self.route.gate, key, result, failure)
     }
 
     /// Returns what the schedule must know of it.

@@ -3,16 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
+use super::engine::snapshot::keep_most_failed;
 use super::shared::{Route, Shared};
 use super::watch::{PartitionName, Seen, SeenPartition, Snapshot, Underway, see};
 use crate::health::{
-    FailureLog, Health, PartitionStatus, PauseCause, Permits, Phase, QUIET_LIMIT, Run, STORE_LIMIT,
-    ScopeStatus, SourceStatus, Stage, Status, StoreOutage, Unfinished, WorkerStatus,
+    FailedAttempts, FailureLog, Health, PartitionStatus, PauseCause, Permits, Phase, QUIET_LIMIT,
+    Run, STORE_LIMIT, ScopePause, ScopeStatus, SourceStatus, Stage, Status, StoreOutage,
+    Unfinished, WorkerStatus, beginning,
 };
 use crate::source::Source;
 
@@ -179,9 +181,16 @@ impl Shared {
         runs.sort_by_key(|run| std::cmp::Reverse(run.in_stage_for));
         runs.truncate(Status::RUNS_SHOWN);
         let mut seen = snapshot.partitions.clone();
-        for underway in &underway {
-            see(&mut seen, under_way(underway));
+        let mut failing = snapshot.failing.clone();
+        for underway in underway.iter().map(under_way) {
+            failing.extend(underway.failures.is_some().then(|| underway.clone()));
+            see(&mut seen, underway);
         }
+        // One that was between two attempts at the last count may have begun since.
+        failing.sort_by_key(|seen| seen.until.is_some());
+        let mut known = BTreeSet::new();
+        failing.retain(|seen| known.insert(seen.origin.to_string()));
+        keep_most_failed(&mut failing);
         add_to(&mut source, now, &seen, &routes);
         source.failures.extend(self.failures.at(now.into_std()));
         source.failures.extend(self.retry_writes.at(now.into_std()));
@@ -198,6 +207,10 @@ impl Shared {
             refusals: self.dead_letter_guard().refusals(),
             waiting: snapshot
                 .waiting
+                .iter()
+                .filter_map(|seen| unfinished(now, seen, &routes))
+                .collect(),
+            failing: failing
                 .iter()
                 .filter_map(|seen| unfinished(now, seen, &routes))
                 .collect(),
@@ -258,6 +271,8 @@ impl Shared {
                     .unwrap_or(u32::MAX),
                 outages,
                 handler_paused: route.breaker.has_paused(),
+                breaker: route.breaker.status(now),
+                pause: paused(route),
             }
         });
         scopes.collect()
@@ -332,6 +347,9 @@ impl Shared {
         {
             paused.push(PauseCause::Breaker);
         }
+        if self.routes().any(|route| route.gate.is_paused()) {
+            paused.push(PauseCause::Operator);
+        }
         if self.stopping.is_cancelled() {
             paused.push(PauseCause::Stopping);
         }
@@ -339,6 +357,18 @@ impl Shared {
         paused.dedup();
         paused
     }
+}
+
+/// The pause of a scope by an operator.
+fn paused(route: &Route) -> Option<ScopePause> {
+    let pause = route.gate.pause()?;
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(pause.at_ms);
+    Some(ScopePause {
+        at_unix_ms: pause.at_ms,
+        lasts: at.elapsed().unwrap_or_default(),
+        reason: pause.reason,
+        by: pause.by,
+    })
 }
 
 /// The outage of a scope that is halted, which no message has found yet.
@@ -384,6 +414,12 @@ fn under_way(underway: &Underway) -> Seen {
         stage: underway.stage,
         since: underway.since,
         received_at: underway.received_at,
+        until: None,
+        key: underway
+            .failures
+            .as_ref()
+            .and_then(|failures| failures.key.clone()),
+        failures: underway.failures.clone(),
     }
 }
 
@@ -394,6 +430,13 @@ fn unfinished(now: Instant, seen: &Seen, routes: &[&Arc<Route>]) -> Option<Unfin
         stage: seen.stage,
         in_stage_for: now.duration_since(seen.since),
         age: now.duration_since(seen.received_at),
+        key: seen.key.as_ref().map(ToString::to_string),
+        next_try: seen.until.map(|until| until.saturating_duration_since(now)),
+        failed: seen.failures.as_ref().map(|failures| FailedAttempts {
+            times: failures.times,
+            lasts: now.saturating_duration_since(failures.since),
+            reason: beginning(&failures.reason).to_owned(),
+        }),
     })
 }
 

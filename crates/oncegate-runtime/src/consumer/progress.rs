@@ -1,11 +1,16 @@
 //! The traces of earlier attempts of a message in this process that its record need not hold.
 
+use std::sync::Arc;
+
+use oncegate_core::key::StoreKey;
 use oncegate_core::record::TokenTag;
+use tokio::time::Instant;
 
 use super::breaker::FailureCount;
 use super::end::End;
 use super::erased::TransactionEnd;
 use super::retry_writes::UnwrittenRetry;
+use super::watch::PastFailures;
 use crate::failure::Failure;
 use crate::transactional::Excuse;
 
@@ -104,13 +109,31 @@ pub(super) struct Past {
     pub(super) key_unavailable: u32,
     /// The number of attempts in a row that were not counted.
     pub(super) uncounted: u32,
-    /// The reason of the last failure.
-    pub(super) last_failure: Option<Box<str>>,
+    /// The failures, if it has failed.
+    pub(super) failures: Option<Arc<PastFailures>>,
     /// The note that it waits in this process because its retry topic could not be written.
     pub(super) unwritten: Option<UnwrittenRetry>,
 }
 
 impl Past {
+    /// Notes that the attempt of this number has failed at `now`.
+    pub(super) fn failed(
+        &mut self,
+        now: Instant,
+        attempt: u32,
+        reason: String,
+        key: Option<&StoreKey>,
+    ) {
+        let before = self.failures.as_deref();
+        let times = before.map_or(0, |before| before.times).saturating_add(1);
+        self.failures = Some(Arc::new(PastFailures {
+            since: before.map_or(now, |before| before.since),
+            times: times.max(attempt),
+            reason: reason.into(),
+            key: key.cloned(),
+        }));
+    }
+
     /// Notes that the store has granted the key. Returns the failure that must be recorded before
     /// its handler runs.
     pub(super) fn granted(&mut self) -> Option<RolledBack> {

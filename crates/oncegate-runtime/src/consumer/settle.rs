@@ -212,7 +212,7 @@ fn lapse(item: &mut Item, attempt: u32, lasts: Duration, reason: String) -> Afte
     let scope = item.route.gate.scope();
     let origin = item.delivery.message.origin();
     warn!(scope, %origin, attempt, reason, ?lasts, "the outcome of an attempt is unknown; the message is tried again when the lease of the attempt is over");
-    item.past.last_failure = Some(reason.into());
+    item.note_failure(attempt, reason);
     After::Again {
         after: lasts,
         cause: WaitCause::Lapse,

@@ -77,6 +77,16 @@ impl TransactionalRoute {
 }
 
 impl Route {
+    /// Returns how many messages that wait for its handler may ask again now: none while an
+    /// operator has paused its scope.
+    pub(super) fn admits(&self) -> usize {
+        if self.gate.is_paused() {
+            0
+        } else {
+            self.breaker.admits()
+        }
+    }
+
     /// Lets no handler begin any more.
     fn stop(&self) {
         self.gate.stop();
@@ -137,8 +147,14 @@ impl Shared {
         self.routes().for_each(|route| route.stop());
     }
 
-    pub(super) fn breaker(&self, route: usize) -> Option<&Switch> {
-        self.routes.get(route).map(|(_, route)| &route.breaker)
+    pub(super) fn route_number(&self, route: usize) -> Option<&Route> {
+        self.routes.get(route).map(|(_, route)| &**route)
+    }
+
+    /// Returns whether an operator has paused the scope of this route.
+    pub(super) fn is_paused(&self, route: usize) -> bool {
+        self.route_number(route)
+            .is_some_and(|route| route.gate.is_paused())
     }
 
     pub(super) fn routes(&self) -> impl Iterator<Item = &Arc<Route>> {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use oncegate_core::key::StoreKey;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
@@ -51,6 +52,8 @@ pub(super) struct Underway {
     pub(super) received_at: Instant,
     pub(super) stage: Stage,
     pub(super) since: Instant,
+    /// The earlier failures of the message.
+    pub(super) failures: Option<Arc<PastFailures>>,
     /// The number of its unit, if one call is for all messages of that.
     pub(super) one_call: Option<u64>,
 }
@@ -65,6 +68,20 @@ impl fmt::Display for Underway {
         } = self;
         write!(f, "{origin} in `{}` {stage}", gate.scope())
     }
+}
+
+/// The failures of a message in this process.
+#[derive(Debug)]
+pub(super) struct PastFailures {
+    /// The time of the first one.
+    pub(super) since: Instant,
+    /// The attempts that have failed: those that its record counts, or those of this process if
+    /// they are more. Failures in an outage are not counted by a record.
+    pub(super) times: u32,
+    /// The reason of the last one.
+    pub(super) reason: Box<str>,
+    /// The key of its record.
+    pub(super) key: Option<StoreKey>,
 }
 
 /// A partition or queue by name, taken from a message's [`Origin`].
@@ -88,6 +105,8 @@ pub(super) struct Snapshot {
     pub(super) partitions: BTreeMap<PartitionName, SeenPartition>,
     /// Parked for a cause that an operator should know.
     pub(super) waiting: Vec<Seen>,
+    /// Those that have failed, the most failures first.
+    pub(super) failing: Vec<Seen>,
     /// Since when messages have been ready while permits were free.
     pub(super) ready_since: Option<Instant>,
     pub(super) rates: Rates,
@@ -137,9 +156,18 @@ pub(super) struct Seen {
     pub(super) stage: Stage,
     pub(super) since: Instant,
     pub(super) received_at: Instant,
+    /// The time of its next attempt, if that is known.
+    pub(super) until: Option<Instant>,
+    pub(super) key: Option<StoreKey>,
+    pub(super) failures: Option<Arc<PastFailures>>,
 }
 
 impl Seen {
+    /// The number of attempts that have failed.
+    pub(super) fn times_failed(&self) -> u32 {
+        self.failures.as_ref().map_or(0, |failures| failures.times)
+    }
+
     /// Returns whether it is before `other` in their partition.
     pub(super) fn is_before(&self, other: &Self) -> bool {
         match (&self.origin, &other.origin) {
@@ -347,17 +375,24 @@ struct Attempts {
 struct NotedAttempt {
     message: Message,
     received_at: Instant,
+    failures: Option<Arc<PastFailures>>,
     stage: Stage,
     since: Instant,
 }
 
 impl UnitNote {
     /// Records an attempt until the returned note is dropped.
-    pub(super) fn begin(&self, message: &Message, received_at: Instant) -> AttemptNote {
+    pub(super) fn begin(
+        &self,
+        message: &Message,
+        received_at: Instant,
+        failures: Option<&Arc<PastFailures>>,
+    ) -> AttemptNote {
         let mut attempts = self.unit.attempts();
         let note = NotedAttempt {
             message: message.clone(),
             received_at,
+            failures: failures.cloned(),
             stage: Stage::Claiming,
             since: self.began,
         };
@@ -386,6 +421,7 @@ impl UnitInProgress {
                 received_at: note.received_at,
                 stage,
                 since,
+                failures: note.failures.clone(),
                 one_call: self.is_one_call.then_some(self.number),
             }
         });

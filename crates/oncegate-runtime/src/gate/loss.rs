@@ -23,7 +23,7 @@ use std::time::{Duration, SystemTime};
 
 use oncegate_core::key::Scope;
 use oncegate_core::record::whole_millis;
-use oncegate_core::store::{DeadLetterStop, Epoch, ScopeDescriptor, Store, StoreError};
+use oncegate_core::store::{DeadLetterStop, Epoch, Pause, ScopeDescriptor, Store, StoreError};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
@@ -54,6 +54,8 @@ pub(super) struct LossWatch {
     /// The longest lease in the scope, in milliseconds, as the descriptor had it last.
     longest_lease_ms: AtomicU64,
     halted: AtomicBool,
+    /// An operator has paused the scope, as the descriptor said last.
+    paused: AtomicBool,
     /// A message was completed since the sequence number was last raised.
     completed: AtomicBool,
     pub(super) witnesses: Witnesses,
@@ -166,11 +168,14 @@ impl LossWatch {
             entropy,
             longest_lease_ms: AtomicU64::new(state.known.longest_lease_ms),
             halted: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
             completed: AtomicBool::new(false),
             witnesses: Witnesses::default(),
             unanswered: FailureLog::default(),
             state: Mutex::new(state),
         };
+        let found = watch.lock().known.clone();
+        watch.note_pause(&found);
         watch.look().await;
         Ok(watch)
     }
@@ -204,6 +209,16 @@ impl LossWatch {
     /// Returns whether the circuit breaker of a process was open, as the descriptor said last.
     pub(super) fn is_breaker_marked_open(&self) -> bool {
         self.lock().known.breaker_open
+    }
+
+    /// Returns whether an operator has paused the scope, as the descriptor said last.
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Relaxed)
+    }
+
+    /// The operator's pause, as the descriptor said last.
+    pub(super) fn pause(&self) -> Option<Pause> {
+        self.lock().known.pause.clone()
     }
 
     /// Returns when records were last lost.
@@ -361,6 +376,7 @@ impl LossWatch {
             Comparison::Same(held) => {
                 let is_raised = held.sequence > state.known.sequence;
                 self.note_longest_lease(&held);
+                self.note_pause(&held);
                 state.confirmed_sequence = held.sequence;
                 state.learn(held.clone());
                 Taken::Same(Box::new(held), is_raised)
@@ -420,6 +436,7 @@ impl LossWatch {
             self.halted.store(false, Ordering::Release);
         }
         self.note_longest_lease(&held);
+        self.note_pause(&held);
         state.learn(held);
         drop(state);
         if is_news {
@@ -432,6 +449,24 @@ impl LossWatch {
     fn note_longest_lease(&self, held: &ScopeDescriptor) {
         self.longest_lease_ms
             .fetch_max(held.longest_lease_ms, Ordering::Relaxed);
+    }
+
+    /// Follows an operator who has paused or resumed the scope.
+    fn note_pause(&self, held: &ScopeDescriptor) {
+        let is_paused = held.pause.is_some();
+        if self.paused.swap(is_paused, Ordering::Relaxed) == is_paused {
+            return;
+        }
+        let scope = self.scope.as_str();
+        match &held.pause {
+            Some(Pause { reason, by, .. }) => tracing::warn!(
+                scope,
+                by,
+                reason,
+                "an operator has paused the scope: no attempt begins until `oncegate resume`"
+            ),
+            None => tracing::info!(scope, "an operator has resumed the scope"),
+        }
     }
 
     /// Replaces `expected` by `next`, and returns whether the store holds `next` now.

@@ -10,8 +10,8 @@
 //! - [`Health::is_ready`], for `/readyz`: `false` also while it starts or stops, while no shard of
 //!   its store is known to answer (also when no message has asked it, after [`STORE_LIMIT`]), while
 //!   its source delivers no messages because its calls fail ([`SOURCE_LIMIT`]), while nothing
-//!   proceeds because dead letters cannot be written, and while the processes of its worker are not
-//!   ready or end without an outcome.
+//!   proceeds because dead letters cannot be written, while an operator has paused all of its
+//!   scopes, and while the processes of its worker are not ready or end without an outcome.
 //!
 //! # What counts as a stall
 //!
@@ -36,6 +36,7 @@ mod rules;
 mod seconds;
 mod stage;
 mod status;
+mod waits;
 mod words;
 
 use std::fmt;
@@ -45,10 +46,11 @@ use serde::{Deserialize, Serialize};
 
 pub use failures::FailureLog;
 pub use reason::Reason;
-pub use stage::{Run, Stage, Unfinished, WaitCause};
+pub(crate) use stage::beginning;
+pub use stage::{FailedAttempts, Run, Stage, Unfinished, WaitCause};
 pub use status::{
-    Messages, PartitionStatus, PauseCause, Permits, Phase, Rates, Refusals, ScopeStatus,
-    SourceFailure, SourceStatus, Status, StoreOutage, WorkerStatus,
+    BreakerStatus, Messages, PartitionStatus, PauseCause, Permits, Phase, Rates, Refusals,
+    ScopePause, ScopeStatus, SourceFailure, SourceStatus, Status, StoreOutage, WorkerStatus,
 };
 
 /// The shortest time without any delivery or end, although there is work, that counts as a stall:
@@ -70,6 +72,8 @@ pub const SOURCE_LIMIT: Duration = Duration::from_secs(10);
 pub const STORE_LIMIT: Duration = Duration::from_secs(10);
 /// The longest time that commits may lag behind the finished messages: 30 s.
 pub const COMMIT_LIMIT: Duration = Duration::from_secs(30);
+/// The number of failed attempts of one message from which on a consumer counts as degraded: 5.
+pub const FAILURES_REPORTED: u32 = 5;
 /// A transaction that keeps messages from being read may be open for this long: the default of
 /// `transaction.timeout.ms`.
 pub const TRANSACTION_LIMIT: Duration = Duration::from_secs(60);

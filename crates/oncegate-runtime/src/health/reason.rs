@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::seconds;
 use super::stage::{Run, Unfinished};
-use super::status::Refusals;
+use super::status::{BreakerStatus, Refusals, ScopePause};
 use super::words::Words;
 
 /// Something that is wrong. Its `Display` names what to look at, and contains nothing of a payload.
@@ -69,6 +69,23 @@ pub enum Reason {
         scope: String,
         /// `true` when every handler is paused, so that only probes run.
         all: bool,
+        /// The open breaker.
+        #[serde(default)]
+        breaker: Option<BreakerStatus>,
+    },
+    /// An operator has paused the scope: no attempt begins.
+    PausedByOperator {
+        /// The scope.
+        scope: String,
+        /// The pause.
+        pause: ScopePause,
+        /// `true` when every scope of the consumer is paused.
+        all: bool,
+    },
+    /// A message keeps failing.
+    KeepsFailing {
+        /// The message.
+        message: Unfinished,
     },
     /// A handler takes far longer than usual.
     SlowHandler {
@@ -247,6 +264,7 @@ impl Reason {
                 | Self::StoreAway { all: true, .. }
                 | Self::Halted { all: true, .. }
                 | Self::HandlerPaused { all: true, .. }
+                | Self::PausedByOperator { all: true, .. }
                 | Self::SourceFails {
                     stops_delivery: true,
                     ..
@@ -267,6 +285,8 @@ impl Reason {
             Self::Halted { .. } => "halted",
             Self::SourceFails { .. } => "source_fails",
             Self::HandlerPaused { .. } => "handler_paused",
+            Self::PausedByOperator { .. } => "paused_by_operator",
+            Self::KeepsFailing { .. } => "keeps_failing",
             Self::SlowHandler { .. } => "slow_handler",
             Self::OverdueHandler { .. } => "overdue_handler",
             Self::NoPermitLeft { .. } => "no_permit_left",
@@ -327,12 +347,17 @@ impl fmt::Display for Reason {
                     Words(*lasts)
                 )
             }
-            Self::HandlerPaused { scope, .. } => {
+            Self::HandlerPaused { scope, breaker, .. } => {
                 write!(
                     f,
                     "the handler of `{scope}` fails for all alike, and is paused"
-                )
+                )?;
+                breaker.as_ref().map_or(Ok(()), |breaker| breaker.fmt(f))
             }
+            Self::PausedByOperator { scope, pause, .. } => {
+                write!(f, "`{scope}` is {pause}")
+            }
+            Self::KeepsFailing { message } => message.fmt(f),
             Self::SlowHandler { run, usual } => {
                 write!(f, "{run}; 99 of 100 take no more than {}", Words(*usual))
             }
@@ -439,7 +464,7 @@ impl fmt::Display for Reason {
             } => {
                 write!(
                     f,
-                    "{topic}/{partition} is paused: too much waits behind {first}"
+                    "{topic}/{partition} is paused: too much waits behind its first unfinished message: {first}"
                 )
             }
             Self::BusyElsewhere { message, lasts } => {

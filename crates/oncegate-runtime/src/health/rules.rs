@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::stage::{Run, Stage, Unfinished, WaitCause};
 use super::status::{PartitionStatus, PauseCause, Phase, ScopeStatus, Status};
 use super::{
-    COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason, TRANSACTION_LIMIT,
-    failures,
+    COMMIT_LIMIT, CONNECTION_LIMIT, FAILURES_REPORTED, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason,
+    TRANSACTION_LIMIT, failures,
 };
 
 /// The multiple of the 99th percentile from which on a handler is slow.
@@ -33,7 +33,9 @@ pub(super) fn reasons(status: &Status) -> Vec<Reason> {
         reasons.extend(stalls(status));
         reasons.extend(stores(status));
         reasons.extend(only_letters_left(status));
+        reasons.extend(pauses(status));
         reasons.extend(breakers(status));
+        reasons.extend(failing(status));
         reasons.extend(runs(status));
         reasons.extend(
             status
@@ -123,9 +125,14 @@ fn stalls(status: &Status) -> Vec<Reason> {
             lasts: status.nothing_started_for,
         });
     }
-    // While the consumer is at its limits, or its store is away, the source is not the cause of
-    // missing deliveries.
-    if status.has_room() && !status.paused.contains(&PauseCause::StoreAway) {
+    // While the consumer is at its limits, or its store is away, or an operator has paused it, the
+    // source is not the cause of missing deliveries.
+    let receives_less = [PauseCause::StoreAway, PauseCause::Operator];
+    let receives = !status
+        .paused
+        .iter()
+        .any(|cause| receives_less.contains(cause));
+    if status.has_room() && receives {
         stalls.extend(
             status
                 .source
@@ -199,7 +206,34 @@ fn breakers(status: &Status) -> impl Iterator<Item = Reason> {
     paused.map(move |scope| Reason::HandlerPaused {
         scope: scope.scope.clone(),
         all,
+        breaker: scope.breaker.clone(),
     })
+}
+
+fn pauses(status: &Status) -> impl Iterator<Item = Reason> {
+    let all = status.scopes.iter().all(|scope| scope.pause.is_some());
+    let paused = status
+        .scopes
+        .iter()
+        .filter_map(|scope| Some((&scope.scope, scope.pause.clone()?)));
+    paused.map(move |(scope, pause)| Reason::PausedByOperator {
+        scope: scope.clone(),
+        pause,
+        all,
+    })
+}
+
+/// Returns the messages that have failed too often for an accident.
+fn failing(status: &Status) -> impl Iterator<Item = Reason> {
+    let often = status.failing.iter().filter(|message| {
+        let failed = message.failed.as_ref();
+        failed.is_some_and(|failed| failed.times >= FAILURES_REPORTED)
+    });
+    often
+        .take(MOST_OF_A_KIND)
+        .map(|message| Reason::KeepsFailing {
+            message: message.clone(),
+        })
 }
 
 fn runs(status: &Status) -> impl Iterator<Item = Reason> {

@@ -85,6 +85,7 @@ impl fmt::Display for Stage {
             Self::Parked(WaitCause::Unreadable) => "waits, for its record cannot be read",
             Self::Parked(WaitCause::Result) => "waits for the result store",
             Self::Parked(WaitCause::Breaker) => "waits for its handler, which is paused",
+            Self::Parked(WaitCause::Operator) => "waits, for an operator has paused its scope",
             Self::Parked(WaitCause::Tenant) => "waits for another of its tenant",
             Self::Parked(WaitCause::Alone) => "waits to run alone",
             Self::HeldBack => "waits for its store",
@@ -118,6 +119,8 @@ pub enum WaitCause {
     Result,
     /// The handler's circuit breaker is open.
     Breaker,
+    /// An operator has paused the scope.
+    Operator,
     /// The tenant has as many handlers running as allowed.
     Tenant,
     /// Earlier attempts ended their processes, so it must run alone, and other handlers run.
@@ -140,10 +143,59 @@ pub struct Unfinished {
     /// Time since it was received.
     #[serde(rename = "age_seconds", with = "seconds")]
     pub age: Duration,
+    /// The key of its record, `scope:digest`. `None` while a first attempt is in progress, and for
+    /// a message without a key.
+    #[serde(default)]
+    pub key: Option<String>,
+    /// The time until its next attempt; `None` when it waits for no point in time.
+    #[serde(rename = "next_try_seconds", with = "seconds::optional", default)]
+    pub next_try: Option<Duration>,
+    /// The failed attempts, as far as this process knows of them.
+    #[serde(default)]
+    pub failed: Option<FailedAttempts>,
+}
+
+/// The failed attempts of a message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct FailedAttempts {
+    /// The number of failed attempts: those that its record counts, or those of this process if
+    /// they are more. Failures in an outage are not counted by a record.
+    pub times: u32,
+    /// The time since the first of them in this process.
+    #[serde(rename = "for_seconds", with = "seconds")]
+    pub lasts: Duration,
+    /// The beginning of the last reason, up to 500 bytes, as the handler gave it.
+    pub reason: String,
+}
+
+/// The longest reason that a status shows, in bytes.
+const REASON_MAX_BYTES: usize = 500;
+
+/// Returns the part of a reason that a status shows.
+pub(crate) fn beginning(reason: &str) -> &str {
+    let end = reason.floor_char_boundary(REASON_MAX_BYTES);
+    reason.get(..end).unwrap_or_default()
 }
 
 impl fmt::Display for Unfinished {
+    /// `pay/0@703 failed 14 times, next try in 23 s: ledger 7 is locked`, or for one that has
+    /// not failed `pay/0@703, which waits for another worker for 3 min`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(failed) = &self.failed {
+            let times = failed.times;
+            let word = if times == 1 { "time" } else { "times" };
+            write!(f, "{} failed {times} {word}, ", self.origin)?;
+            return match (self.stage, self.next_try) {
+                (Stage::Parked(WaitCause::Retry), Some(next)) if next.is_zero() => {
+                    write!(f, "next try now: {}", failed.reason)
+                }
+                (Stage::Parked(WaitCause::Retry), Some(next)) => {
+                    write!(f, "next try in {}: {}", Words(next), failed.reason)
+                }
+                (stage, _) => write!(f, "and {stage}: {}", failed.reason),
+            };
+        }
         write!(
             f,
             "{}, which {} for {}",

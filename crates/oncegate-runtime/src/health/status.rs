@@ -47,6 +47,9 @@ pub struct Status {
     /// The messages that wait for a cause worth knowing (another worker holds the key, the record
     /// cannot be read), the oldest of each partition.
     pub waiting: Vec<Unfinished>,
+    /// The unfinished messages that have failed, the most failures first, at most 16.
+    #[serde(default)]
+    pub failing: Vec<Unfinished>,
     /// Time since the source last delivered anything, or since the start.
     #[serde(rename = "delivered_seconds_ago", with = "seconds")]
     pub delivered_ago: Duration,
@@ -164,6 +167,42 @@ pub struct ScopeStatus {
     pub outages: Vec<StoreOutage>,
     /// `true` when its handler fails for all messages alike, and is paused.
     pub handler_paused: bool,
+    /// The open circuit breaker of its handler, while it keeps messages from running.
+    #[serde(default)]
+    pub breaker: Option<BreakerStatus>,
+    /// The pause of the scope by an operator.
+    #[serde(default)]
+    pub pause: Option<ScopePause>,
+}
+
+/// An open circuit breaker.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct BreakerStatus {
+    /// The time since it opened; `None` when an earlier process has opened it.
+    #[serde(rename = "for_seconds", with = "seconds::optional")]
+    pub lasts: Option<Duration>,
+    /// The beginning of the reason of the last failure, up to 500 bytes; `None` when an earlier
+    /// process has opened it.
+    pub reason: Option<String>,
+    /// The time until the next message probes; `None` while one does.
+    #[serde(rename = "next_probe_seconds", with = "seconds::optional")]
+    pub next_probe: Option<Duration>,
+}
+
+/// A scope that an operator has paused: its consumers begin no attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ScopePause {
+    /// The time of the pause, in milliseconds since the Unix epoch, on the clock of the operator.
+    pub at_unix_ms: u64,
+    /// The time since then.
+    #[serde(rename = "for_seconds", with = "seconds")]
+    pub lasts: Duration,
+    /// The operator's reason.
+    pub reason: String,
+    /// The operator.
+    pub by: String,
 }
 
 impl ScopeStatus {
@@ -250,6 +289,8 @@ pub enum PauseCause {
     NotDue,
     /// The circuit breaker of the handlers is open.
     Breaker,
+    /// An operator has paused a scope.
+    Operator,
     /// The consumer is stopping.
     Stopping,
 }
@@ -263,6 +304,7 @@ impl PauseCause {
             Self::Span => "span",
             Self::NotDue => "not_due",
             Self::Breaker => "breaker",
+            Self::Operator => "operator",
             Self::Stopping => "stopping",
         }
     }

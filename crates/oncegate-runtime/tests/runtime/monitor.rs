@@ -326,9 +326,29 @@ async fn a_handler_that_is_paused_makes_it_unready_and_is_no_stall() {
             status.paused.contains(&PauseCause::Breaker) && status.messages.ready <= 1,
             "{status:#?}"
         );
+        let breaker = status.scopes[0].breaker.as_ref().expect("it is open");
+        assert_eq!(breaker.reason.as_deref(), Some("the dependency is down"));
+        assert!(
+            breaker
+                .lasts
+                .is_some_and(|lasts| lasts >= Duration::from_secs(300))
+        );
+        let waits = status.waits();
+        assert!(
+            waits[0].starts_with("the handler of `runtime` is paused for 5 min, ")
+                && waits[0].ends_with(": the dependency is down"),
+            "{waits:?}"
+        );
+        let failed = status.failing[0].failed.as_ref().expect("it has failed");
+        assert_eq!(failed.reason, "the dependency is down");
+        assert!(status.failing.len() <= 16, "{status:#?}");
         is_up.store(true, SeqCst);
         bench.list.until_acked(60).await;
-        until(&monitor, "well", |_, health| *health == Health::Healthy).await;
+        let (status, _) = until(&monitor, "well", |_, health| *health == Health::Healthy).await;
+        assert_eq!(
+            (&status.scopes[0].breaker, status.failing.len()),
+            (&None, 0)
+        );
     };
     run_while(consumer, asked).await;
     assert_eq!(bench.letters.causes(), [""; 0]);

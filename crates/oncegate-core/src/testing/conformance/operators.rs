@@ -8,7 +8,7 @@ use super::bench::{APPLIED, LEASE, RETENTION, STEP, StoreUnderTest, completion};
 use crate::key::StoreKey;
 use crate::record::{Recovery, State, TokenTag};
 use crate::rules::{Operation, REOPENED, ReleaseCause, Reply, Verdict};
-use crate::store::{DeadLetterStop, Epoch, Halt, ScopeDescriptor, StoreError};
+use crate::store::{DeadLetterStop, Epoch, Halt, Pause, ScopeDescriptor, StoreError};
 
 pub(super) async fn a_hand_over_marks_a_failed_record(subject: &StoreUnderTest<'_>) {
     let key = subject.key("a");
@@ -346,6 +346,7 @@ pub(super) async fn a_descriptor_with_every_mark_is_read_as_it_was_written(
         halt: Some(Halt::new(5, "gone", vec![Epoch::from_bits(1)])),
         dead_letter_stop: Some(stop),
         breaker_open: true,
+        pause: Some(Pause::new(6, "the bank is \"away\" – ä", "ada")),
         ..first.clone()
     };
     let mut expected = None;

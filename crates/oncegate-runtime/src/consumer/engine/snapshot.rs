@@ -1,6 +1,7 @@
 //! Counts everything that waits in the engine, once a second, for the monitor, and drops what no
 //! longer is this consumer's.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -53,6 +54,9 @@ impl Engine {
             if is_worth_knowing {
                 snapshot.waiting.push(seen.clone());
             }
+            if seen.failures.is_some() {
+                snapshot.failing.push(seen.clone());
+            }
             see(&mut snapshot.partitions, seen);
         }
         // A message that comes again would wait behind a delivery that is over.
@@ -65,6 +69,7 @@ impl Engine {
             .waiting
             .sort_by_key(|seen| (seen.stage == Stage::Parked(WaitCause::Later), seen.since));
         snapshot.waiting.truncate(MOST_WAITING);
+        keep_most_failed(&mut snapshot.failing);
         let free = self.shared.permits.free();
         self.shared.watch.publish(snapshot, free);
     }
@@ -86,15 +91,20 @@ impl Engine {
 
 /// Returns what the monitor knows of a message in this state; `None` while a task has it.
 fn seen(item: &Item, state: MessageState) -> Option<Seen> {
+    let mut until = None;
     let (stage, since) = match state {
         MessageState::Behind { .. } => (Stage::Behind, item.received_at),
         MessageState::Ready | MessageState::Found => (Stage::Ready, item.received_at),
         MessageState::Delayed(delay) => {
+            until = Some(Instant::from_std(delay.until));
             (Stage::Parked(delay.cause), Instant::from_std(delay.since))
         }
         MessageState::TenantFull => (Stage::Parked(WaitCause::Tenant), item.received_at),
         MessageState::StoreAway { .. } | MessageState::EveryStoreAway => {
             (Stage::HeldBack, item.received_at)
+        }
+        MessageState::HandlerPaused if item.route.gate.is_paused() => {
+            (Stage::Parked(WaitCause::Operator), item.received_at)
         }
         MessageState::HandlerPaused => (Stage::Parked(WaitCause::Breaker), item.received_at),
         MessageState::Running { .. } | MessageState::Answering | MessageState::Gone => return None,
@@ -105,7 +115,21 @@ fn seen(item: &Item, state: MessageState) -> Option<Seen> {
         stage,
         since,
         received_at: item.received_at,
+        until,
+        key: item
+            .identity
+            .as_ref()
+            .ok()
+            .map(|identity| identity.key.clone()),
+        failures: item.past.failures.clone(),
     })
+}
+
+/// Keeps the messages that have failed most often, those first.
+pub(in crate::consumer) fn keep_most_failed(failing: &mut Vec<Seen>) {
+    // The one that was received first, of those that have failed as often.
+    failing.sort_by_key(|seen| (Reverse(seen.times_failed()), seen.received_at));
+    failing.truncate(MOST_WAITING);
 }
 
 fn count(messages: &mut Messages, stage: Stage) {

@@ -143,9 +143,11 @@ impl Starts {
             let Item {
                 delivery,
                 received_at,
+                past,
                 ..
             } = &*member.item;
-            member.item.attempt = Some(note.begin(&delivery.message, *received_at));
+            let failures = past.failures.as_ref();
+            member.item.attempt = Some(note.begin(&delivery.message, *received_at, failures));
         }
         unit::start(&self.tasks, members);
     }

@@ -22,24 +22,39 @@ impl<T> Schedule<T> {
         !self.index.found.is_empty() || self.turn(now).is_some()
     }
 
-    /// Returns whether the prefetch found messages completed that are not answered yet.
-    pub(in crate::consumer) fn has_found(&self) -> bool {
-        !self.index.found.is_empty()
+    /// Returns whether the prefetch found messages completed that are not answered yet, of a route
+    /// that `may` begin.
+    pub(in crate::consumer) fn has_found(&self, may: impl Fn(usize) -> bool) -> bool {
+        self.found(may).next().is_some()
     }
 
-    /// Starts answering up to `most` of the messages that the prefetch found completed.
-    pub(in crate::consumer) fn start_answers(&mut self, most: usize) -> Vec<(PlaceId, T)> {
+    /// Starts answering up to `most` of the messages that the prefetch found completed, of routes
+    /// that `may` begin.
+    pub(in crate::consumer) fn start_answers(
+        &mut self,
+        most: usize,
+        may: impl Fn(usize) -> bool,
+    ) -> Vec<(PlaceId, T)> {
         let facts = Facts {
             tenant_is_full: false,
             shard: None,
             access: StoreAccess::Open,
         };
-        let places: Vec<PlaceId> = self.index.found.values().take(most).copied().collect();
+        let places: Vec<PlaceId> = self.found(may).take(most).collect();
         let started = places.into_iter().filter_map(|place| {
             self.apply(place, MessageEvent::Offered(facts));
             Some((place, self.table.get_mut(place)?.content.take()?))
         });
         started.collect()
+    }
+
+    /// The messages that the prefetch found completed, of routes that `may` begin, by age.
+    fn found(&self, may: impl Fn(usize) -> bool) -> impl Iterator<Item = PlaceId> {
+        let found = self.index.found.values().copied();
+        found.filter(move |place| {
+            let scheduled = self.table.get(*place);
+            scheduled.is_some_and(|scheduled| may(scheduled.fixed.route))
+        })
     }
 
     /// Returns what starts next: a due probe of a store, or the oldest message that is ready, with

@@ -47,7 +47,7 @@ pub(super) async fn retry(
     } else {
         item.past.uncounted.saturating_add(1)
     };
-    item.past.last_failure = Some(reason.into());
+    item.note_failure(attempt, reason);
     next
 }
 

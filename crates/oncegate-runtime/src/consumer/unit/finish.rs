@@ -304,8 +304,9 @@ fn discarded(lease: Lease) -> End {
 /// Gives the message up because the grant is over the limit of attempts. Nothing runs under it.
 pub(super) fn used_up(item: &Item, lease: Lease) -> End {
     let attempts = lease.attempt().number().saturating_sub(1);
-    let reason = match &item.past.last_failure {
-        Some(last) => {
+    let reason = match &item.past.failures {
+        Some(failures) => {
+            let last = &failures.reason;
             format!("{attempts} attempts have failed or ended their process; the last one: {last}")
         }
         // They ran in other processes, or their processes ended.

@@ -4,7 +4,8 @@ use super::*;
 
 mod statuses;
 
-use statuses::{S, failure, outage, parked, run, well};
+use super::super::status::BreakerStatus;
+use statuses::{S, failing, failure, outage, parked, pause, run, well};
 
 /// A change to the healthy status, the words of its reasons, whether it is live, and whether it is
 /// ready.
@@ -216,6 +217,41 @@ const TABLE: &[RuleCase] = &[
         false,
     ),
     (
+        "one of two scopes paused by an operator",
+        |s| {
+            s.scopes.push(s.scopes[0].clone());
+            s.scopes[0].pause = Some(pause());
+        },
+        &["paused_by_operator"],
+        true,
+        true,
+    ),
+    (
+        "paused by an operator, and nothing is delivered",
+        |s| {
+            s.scopes[0].pause = Some(pause());
+            s.paused = vec![PauseCause::Operator];
+            s.source.partitions[0].delivered_ago = Some(S * 31);
+        },
+        &["paused_by_operator"],
+        true,
+        false,
+    ),
+    (
+        "a message that has failed a few times",
+        |s| s.failing = vec![failing(4)],
+        &[],
+        true,
+        true,
+    ),
+    (
+        "messages that keep failing",
+        |s| s.failing = vec![failing(14), failing(5), failing(4)],
+        &["keeps_failing", "keeps_failing"],
+        true,
+        true,
+    ),
+    (
         "ready for a moment",
         |s| s.nothing_started_for = S * 30,
         &[],
@@ -409,6 +445,52 @@ fn a_status_and_its_health_survive_json() {
         let (again, health_again): (Status, Health) = serde_json::from_str(&text).unwrap();
         assert_eq!((again, health_again), (status, health), "{name}: {text}");
     }
+}
+
+#[test]
+fn what_waits_is_said_with_its_reason() {
+    assert_eq!(well().waits(), Vec::<String>::new());
+    let mut status = well();
+    let scope = &mut status.scopes[0];
+    scope.pause = Some(pause());
+    scope.breaker = Some(BreakerStatus {
+        lasts: Some(S * 150),
+        reason: Some("connection refused".into()),
+        next_probe: Some(S * 12),
+    });
+    scope.outages = vec![outage(1)];
+    status.failing = vec![failing(14)];
+    let [orders, idle] = &mut status.source.partitions[..] else {
+        panic!("two partitions");
+    };
+    orders.in_flight = 8;
+    orders.first = Some(parked(WaitCause::Busy, 200));
+    (idle.withheld, idle.withheld_for) = (Some(40), Some(S * 61));
+    // The first message of a partition that is listed already.
+    let mut third = PartitionStatus::new("pay", 0);
+    third.first = Some(failing(14));
+    status.source.partitions.push(third);
+    assert_eq!(
+        status.waits(),
+        [
+            "`billing` is paused by ada for 3 min: the bank is away",
+            "the handler of `billing` is paused for 2 min, the next message probes in 12 s: connection refused",
+            "1 message waits for the store of `billing`, for 3 s: connection refused",
+            "pay/0@703 failed 14 times, next try in 23 s: ledger 7 is locked (key billing:eMT5oSC2v1zTz8Nw5IO50A)",
+            "orders/0@7, which waits for another worker for 3 min; 7 other messages of its partition are in flight",
+            "orders/1: 40 offsets wait behind an open transaction, for 61 s",
+        ]
+    );
+    status.failing = vec![failing(1); 100];
+    assert_eq!(status.waits().len(), 64);
+}
+
+#[test]
+fn a_reason_is_cut_between_characters() {
+    let long = "ä".repeat(1_000);
+    let cut = super::super::beginning(&format!("x{long}")).to_owned();
+    assert!(cut.len() == 499 && cut.ends_with('ä'));
+    assert_eq!(super::super::beginning("short"), "short");
 }
 
 #[test]

@@ -104,7 +104,7 @@ impl SimulatedEngine {
         while self.running.len() + self.answering.len() < PERMITS
             && self.schedule.can_start(self.now)
         {
-            let answers = self.schedule.start_answers(2);
+            let answers = self.schedule.start_answers(2, |_| true);
             if !answers.is_empty() {
                 self.answering.extend(answers);
                 continue;

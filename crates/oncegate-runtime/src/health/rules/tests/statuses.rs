@@ -1,6 +1,7 @@
 //! A status with nothing wrong, and parts of others.
 
-use super::super::super::status::{Permits, Refusals, SourceFailure, StoreOutage};
+use super::super::super::stage::FailedAttempts;
+use super::super::super::status::{Permits, Refusals, ScopePause, SourceFailure, StoreOutage};
 use super::super::super::{Messages, SourceStatus};
 use super::super::*;
 
@@ -34,6 +35,8 @@ pub(super) fn well() -> Status {
         shards: 2,
         outages: Vec::new(),
         handler_paused: false,
+        breaker: None,
+        pause: None,
     };
     Status {
         phase: Phase::Running,
@@ -78,6 +81,33 @@ pub(super) fn parked(cause: WaitCause, seconds: u32) -> Unfinished {
         stage: Stage::Parked(cause),
         in_stage_for: S * seconds,
         age: S * seconds,
+        key: None,
+        next_try: None,
+        failed: None,
+    }
+}
+
+/// A message that has failed this many times, and is tried again in 23 seconds.
+pub(super) fn failing(times: u32) -> Unfinished {
+    Unfinished {
+        origin: "pay/0@703".into(),
+        key: Some("billing:eMT5oSC2v1zTz8Nw5IO50A".into()),
+        next_try: Some(S * 23),
+        failed: Some(FailedAttempts {
+            times,
+            lasts: S * 90,
+            reason: "ledger 7 is locked".into(),
+        }),
+        ..parked(WaitCause::Retry, 90)
+    }
+}
+
+pub(super) fn pause() -> ScopePause {
+    ScopePause {
+        at_unix_ms: 1_700_000_000_000,
+        lasts: S * 180,
+        reason: "the bank is away".into(),
+        by: "ada".into(),
     }
 }
 
