@@ -47,6 +47,8 @@ mod export;
 mod gauges;
 
 #[cfg(feature = "status")]
+pub mod operate;
+#[cfg(feature = "status")]
 mod router;
 #[cfg(feature = "status")]
 mod server;
@@ -82,6 +84,9 @@ struct Inner {
     counters: Counters,
     /// The last dead letters, the newest at the end.
     letters: Mutex<VecDeque<Letter>>,
+    /// The part that acts on the page, if there is one.
+    #[cfg(feature = "status")]
+    operate: std::sync::OnceLock<Arc<operate::Operate>>,
 }
 
 /// Renders the metrics as text, if this crate has the exporter.
@@ -124,6 +129,8 @@ impl Telemetry {
             relays: Mutex::default(),
             counters: Counters::default(),
             letters: Mutex::default(),
+            #[cfg(feature = "status")]
+            operate: std::sync::OnceLock::new(),
         };
         Self {
             inner: Arc::new(inner),

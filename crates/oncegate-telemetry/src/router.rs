@@ -15,12 +15,14 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use serde::Serialize;
 
 use super::export::Export;
+use super::operate::{self, Operate};
 use super::{Letter, Telemetry, unix_ms};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::health::{Health, Reason, Status};
 use oncegate_runtime::observe::CATALOGUE;
 
-/// The page with its style and script. It loads nothing from other servers.
+/// The page with its script, and places for style, summary and links. It loads nothing from other
+/// servers.
 const PAGE: &str = include_str!("page.html");
 
 /// The policy of the page: it may only run its own script and style, and send requests to this
@@ -54,6 +56,13 @@ impl Telemetry {
         Ok(Self::of(export, Some(handle)))
     }
 
+    /// Lets people act on the page who know a token: pause and resume scopes, read dead letters,
+    /// and redrive them. Call it before the [`router`](Self::router) is made; the first call counts.
+    pub fn operated_by(&self, operate: Operate) {
+        // A second one would leave two sets of sessions.
+        _ = self.inner.operate.set(Arc::new(operate));
+    }
+
     /// An axum router with the state of the [watched](Self::watch) consumers:
     ///
     /// | path | what |
@@ -63,15 +72,16 @@ impl Telemetry {
     /// | `/healthz` | 200, or 503 when a restart of the process would help |
     /// | `/readyz` | 200 while every consumer takes and handles messages, else 503; either with reasons as JSON |
     /// | `/status.json` | the data of the page |
+    /// | `/operate` | forms for people with a token; only with [`operated_by`](Self::operated_by) |
     ///
     /// The page and its data answer only requests whose `Host` is an IP address, `localhost`, or
     /// absent: otherwise a page of another site could read them in a browser on this machine, by a
     /// name that it lets resolve to this address (DNS rebinding). [`router_for`](Self::router_for)
     /// allows other names. Metrics and probes answer any request.
     ///
-    /// It requires no password. It shows nothing of payloads and keys, except for what handlers
-    /// write into the reasons of their failures. Serve it on loopback, or in a trusted network, by
-    /// [`serve`](Self::serve), which has limits.
+    /// No password is required, except for what acts. Nothing of payloads and keys is shown, except
+    /// for what handlers write into the reasons of their failures. Serve it on loopback, or in a
+    /// trusted network, by [`serve`](Self::serve), which has limits.
     ///
     /// ```no_run
     /// # async fn serve(consumer: oncegate::Consumer) -> Result<(), oncegate::BoxError> {
@@ -96,9 +106,14 @@ impl Telemetry {
     /// `status.internal`; a port is not a part of them.
     pub fn router_for<H: Into<String>>(&self, hosts: impl IntoIterator<Item = H>) -> Router {
         let hosts: Arc<[String]> = hosts.into_iter().map(Into::into).collect();
-        let router = Router::new()
+        let pages = Router::new()
             .route("/", get(page))
-            .route("/status.json", get(status))
+            .route("/status.json", get(status));
+        let pages = match self.inner.operate.get() {
+            Some(operate) => pages.merge(operate::router(self.clone(), Arc::clone(operate))),
+            None => pages,
+        };
+        let router = pages
             .layer(middleware::from_fn_with_state(hosts, for_known_hosts))
             .route("/healthz", get(healthz))
             .route("/readyz", get(readyz));
@@ -144,15 +159,26 @@ fn is_known(host: &[u8], hosts: &[String]) -> bool {
 }
 
 /// Marks a response as not cacheable, because it shows the current state.
-fn fresh(answer: impl IntoResponse) -> Response {
+pub(crate) fn fresh(answer: impl IntoResponse) -> Response {
     ([(header::CACHE_CONTROL, "no-store")], answer).into_response()
 }
 
-async fn page() -> Response {
+async fn page(State(telemetry): State<Telemetry>) -> Response {
     const NO_SNIFFING: (HeaderName, &str) = (header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+    let style = format!("<style>{}</style>", operate::STYLE);
+    let link = match telemetry.inner.operate.get() {
+        Some(_) => r#"<a href="operate">Operate</a>"#,
+        None => "",
+    };
+    let summary = operate::summary(&telemetry.statuses()).into_string();
+    // The summary is last: it holds texts of others.
+    let page = PAGE
+        .replacen("<style><!--style--></style>", &style, 1)
+        .replacen("<!--operate-->", link, 1)
+        .replacen("<!--summary-->", &summary, 1);
     fresh((
         [(header::CONTENT_SECURITY_POLICY, PAGE_POLICY), NO_SNIFFING],
-        Html(PAGE),
+        Html(page),
     ))
 }
 
@@ -244,6 +270,8 @@ struct Consuming {
     live: bool,
     ready: bool,
     reasons: Vec<ReasonView>,
+    /// A sentence for each thing that waits, with what it waits for.
+    waits: Vec<String>,
     status: Status,
 }
 
@@ -255,6 +283,7 @@ impl Consuming {
             live: health.is_live(),
             ready: health.is_ready(),
             reasons: reason_views(&status, health.reasons()),
+            waits: status.waits(),
             status,
         }
     }
