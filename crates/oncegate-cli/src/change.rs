@@ -1,6 +1,6 @@
 //! Changes by an operator: announced first, confirmed, and written to a journal with who and why.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use oncegate::journal::{JournalEntry, JournalFile};
 
@@ -42,18 +42,8 @@ impl ChangeArgs {
         let path = path.ok_or_else(|| {
             Problem::configuration("there is no home directory for the journal: set --journal")
         })?;
-        let file = JournalFile::open(&path).map_err(|error| {
-            Problem::configuration(format!(
-                "nothing was changed, because the journal {} cannot be written: {error}",
-                path.display()
-            ))
-        })?;
         let by = self.by.clone().unwrap_or_else(user);
-        Ok(Written {
-            file,
-            by,
-            why: self.why.clone().unwrap_or_default(),
-        })
+        Written::open(&path, by, self.why.clone().unwrap_or_default())
     }
 }
 
@@ -66,6 +56,30 @@ pub(crate) struct Written {
 }
 
 impl Written {
+    /// Opens the journal at this path for one change.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub(crate) fn open(path: &Path, by: String, why: String) -> Result<Self, Problem> {
+        let file = JournalFile::open(path).map_err(|error| {
+            Problem::configuration(format!(
+                "nothing was changed, because the journal {} cannot be written: {error}",
+                path.display()
+            ))
+        })?;
+        Ok(Self { file, by, why })
+    }
+
+    /// The person who makes the change.
+    pub(crate) fn by(&self) -> &str {
+        &self.by
+    }
+
+    /// The reason of the change.
+    pub(crate) fn why(&self) -> &str {
+        &self.why
+    }
+
     /// Writes an entry with who and why.
     pub(crate) fn note(&self, entry: JournalEntry) -> Result<(), Problem> {
         let entry = entry.by(self.by.as_str()).reason(&self.why);
@@ -89,7 +103,8 @@ impl Written {
     }
 }
 
-fn default_path() -> Option<PathBuf> {
+/// The journal of changes where none is named.
+pub(crate) fn default_path() -> Option<PathBuf> {
     let state =
         folder_of("XDG_STATE_HOME").or_else(|| Some(folder_of("HOME")?.join(".local/state")))?;
     Some(state.join("oncegate/journal.jsonl"))

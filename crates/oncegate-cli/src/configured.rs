@@ -15,7 +15,7 @@ use crate::stores::{self, Opened, StoreUrl};
 pub(crate) const BESIDE: &str = "oncegate.toml";
 
 /// The configuration of a command.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct ConfigArgs {
     /// The configuration, for what no flag says [default: oncegate.toml in the working directory,
     /// if there is one; for commands that look, only without flags of settings]

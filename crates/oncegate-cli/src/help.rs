@@ -16,7 +16,10 @@ const GROUPS: [(&str, &[&str]); 5] = [
         &["status", "inspect", "key", "replay", "audit", "doctor"],
     ),
     ("Repair", &["reset", "dead-letters", "accept"]),
-    ("Operate", &["topics", "migrate", "sweep", "generate"]),
+    (
+        "Operate",
+        &["pause", "resume", "topics", "migrate", "sweep", "generate"],
+    ),
 ];
 
 /// Returns the command with a help that shows its subcommands in groups.

@@ -6,6 +6,7 @@
 //! `replay --run` runs what is missing, `outbox relay` publishes, `init` writes files,
 //! `topics create` creates topics, `migrate` creates tables, `sweep` deletes large results, `reset`
 //! and `dead-letters redrive` reopen records, and `accept` lets a scope continue that has stopped.
+//! `pause` and `resume` write into the store whether the consumers of a scope may begin anything.
 //! No other command changes anything: neither the store, nor the topic, nor what a consumer
 //! receives. `replay --queue` and `dead-letters` use up receives of a queue's messages, and require
 //! a flag for that.
@@ -44,6 +45,7 @@ mod migrate;
 mod outbox;
 mod output;
 mod parse;
+mod pause;
 mod promise;
 mod prove;
 mod record;
@@ -128,6 +130,8 @@ enum Command {
     DeadLetters(dead_letters::DeadLettersCommand),
     #[command(subcommand)]
     Accept(accept::AcceptCommand),
+    Pause(pause::PauseArgs),
+    Resume(pause::ResumeArgs),
     #[command(subcommand)]
     Topics(topics::TopicsCommand),
     Migrate(migrate::MigrateArgs),
@@ -213,6 +217,8 @@ fn answer(runtime: Runtime, command: &Command) -> Result<Exit, Problem> {
                 Command::Reset(args) => reset::run(args).await,
                 Command::DeadLetters(command) => dead_letters::run(command).await,
                 Command::Accept(command) => accept::run(command).await,
+                Command::Pause(args) => pause::pause(args).await,
+                Command::Resume(args) => pause::resume(args).await,
                 Command::Topics(command) => topics::run(command).await,
                 Command::Migrate(args) => migrate::run(args).await,
                 Command::Sweep(args) => sweep::run(args).await,

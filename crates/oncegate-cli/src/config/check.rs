@@ -6,6 +6,7 @@ use oncegate::Key;
 use oncegate::consumer::RouteTerms;
 use oncegate::core::key::Scope;
 use oncegate::core::settings::Finding;
+use oncegate::telemetry::operate::check_token;
 use oncegate_worker::check_url;
 
 use super::findings::About;
@@ -144,6 +145,27 @@ impl Loaded {
         self.check_inputs(&consumers);
         self.check_outboxes(secrets);
         self.check_doors(secrets);
+        self.check_operate(secrets);
+    }
+
+    fn check_operate(&mut self, secrets: Secrets) {
+        let status = self.config.status.clone().unwrap_or_default();
+        let Some(operate) = status.operate else {
+            return;
+        };
+        let at = path(["status", "operate", "token"]);
+        match &operate.token {
+            None => self.missing(
+                &at,
+                "a long random text, as { file = \"/run/secrets/page\" }",
+            ),
+            Some(token) => self.check_secret(&at, token, secrets),
+        }
+        if let Some(Secret::Literal(token)) = &operate.token
+            && let Err(why) = check_token(token)
+        {
+            self.error(&at, why);
+        }
     }
 
     fn check_store(&mut self, secrets: Secrets) {

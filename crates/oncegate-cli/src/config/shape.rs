@@ -216,6 +216,24 @@ pub(crate) struct Status {
     /// Host names under which the page is reached, besides that of `listen`, `localhost` and IP
     /// addresses. Under other names it refuses to answer, so that no page of another site reads it.
     pub(crate) hosts: Option<Names>,
+    /// Lets people act on the page who know a token: pause and resume a scope, read dead letters,
+    /// redrive them. Without it, the page only shows.
+    pub(crate) operate: Option<Operate>,
+}
+
+/// The rights of people on the page who know a token.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Operate {
+    /// The token to sign in with, at least 16 bytes: a long random text. Sessions end when it
+    /// changes.
+    pub(crate) token: Option<Secret>,
+    /// Show payloads and values of headers of dead letters.
+    #[schemars(extend("default" = false))]
+    pub(crate) payloads: Option<bool>,
+    /// The journal of what is done on the page, one JSON object a line: when, who, why and what.
+    #[schemars(extend("default" = "oncegate/journal.jsonl in $XDG_STATE_HOME or ~/.local/state"))]
+    pub(crate) journal: Option<PathBuf>,
 }
 
 impl Status {

@@ -12,6 +12,9 @@ mod place;
 mod redrive;
 mod show;
 
+pub(crate) use place::of_consumer;
+pub(crate) use show::lossy;
+
 /// List and show dead letters, and send their messages back
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum DeadLettersCommand {

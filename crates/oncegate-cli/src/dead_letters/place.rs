@@ -9,7 +9,7 @@ use crate::sources::kafka::KafkaLetters;
 use crate::sources::sqs::SqsLetters;
 
 /// Where the dead letters are.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 #[command(group(clap::ArgGroup::new("place").args(["topic", "queue"])))]
 pub(super) struct PlaceArgs {
     #[command(flatten)]
@@ -40,6 +40,19 @@ pub(super) struct PlaceArgs {
     /// see them meanwhile
     #[arg(long, conflicts_with = "topic")]
     use_up_a_receive: bool,
+}
+
+/// Returns the place of a configured consumer's dead letters, where reading may use up a receive of
+/// each message in a queue.
+///
+/// # Errors
+/// When it has none that can be read.
+pub(crate) fn of_consumer(loaded: &Loaded, scope: &str) -> Result<Box<dyn LetterPlace>, Problem> {
+    let args = PlaceArgs {
+        use_up_a_receive: true,
+        ..PlaceArgs::default()
+    };
+    args.find(Some(loaded), Some(scope))
 }
 
 impl PlaceArgs {

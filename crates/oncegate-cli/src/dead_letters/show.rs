@@ -187,7 +187,8 @@ fn content(stored: &StoredDeadLetter) -> Content {
     }
 }
 
-fn lossy(bytes: &[u8]) -> String {
+/// Returns bytes as text, with U+FFFD for what is not UTF-8.
+pub(crate) fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 

@@ -8,6 +8,7 @@
 pub(crate) mod build;
 pub(crate) mod conformance;
 pub(crate) mod flags;
+mod operator;
 mod start;
 pub(crate) mod status;
 mod summary;
@@ -19,6 +20,7 @@ use std::io::IsTerminal as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use oncegate::core::store::Store;
 use oncegate::observe::Observer;
 use oncegate::source::Source;
 use oncegate::telemetry::Telemetry;
@@ -90,6 +92,13 @@ struct Assembled {
     patience: Duration,
     concurrency: u32,
     supervisor: Option<Supervisor>,
+}
+
+impl Assembled {
+    /// The name of its scope, and its store.
+    fn store(&self) -> (String, Arc<dyn Store>) {
+        (self.name.clone(), Arc::clone(&self.servers.store))
+    }
 }
 
 pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
@@ -226,6 +235,8 @@ async fn consume_all(
     let status = loaded.config.status.clone().unwrap_or_default();
     // A run that ends with its input needs no page, and several may run at the same time.
     let listen = (accounts.len() == assembled.len()).then_some(status::OFF);
+    let stores = assembled.iter().map(Assembled::store);
+    let operator = operator::operated(loaded, &status, stores, &telemetry)?;
     let served = Served::start(&status, listen, &telemetry).await?;
     let mut consumers = JoinSet::new();
     let mut supervisors = Vec::new();
@@ -242,6 +253,7 @@ async fn consume_all(
     let ended = join(consumers, stop).await;
     stop_workers(supervisors).await;
     served.stop().await;
+    operator.stop().await;
     let summaries: Vec<_> = accounts.iter().map(Account::summary).collect();
     if !summaries.is_empty() {
         summary::answer(&summaries, args.json)?;

@@ -467,6 +467,11 @@ pub(crate) trait LetterPlace: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Returns what reading it changes, if it changes anything.
+    fn cost(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Opens it; `progress` names where the server stores how far a redrive came.
     ///
     /// # Errors

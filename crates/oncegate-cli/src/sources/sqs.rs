@@ -317,6 +317,10 @@ impl LetterPlace for SqsLetters {
         )
     }
 
+    fn cost(&self) -> Option<&'static str> {
+        Some("It uses up one receive of each message, and hides the messages meanwhile.")
+    }
+
     async fn open(&self, _: Option<String>) -> Result<Box<dyn DeadLetterReader>, Problem> {
         if !self.may_receive {
             let text = "looking into a queue uses up one receive of each message, which counts for the redrive policy of \

@@ -36,6 +36,9 @@ struct Shown {
     live: bool,
     ready: bool,
     reasons: Vec<Wrong>,
+    /// Sentences about everything that waits; an older process has none.
+    #[serde(default)]
+    waits: Vec<String>,
     status: Status,
 }
 
@@ -161,6 +164,9 @@ impl Shown {
         );
         for Wrong { words } in &self.reasons {
             table.text("  because", words);
+        }
+        for wait in &self.waits {
+            table.text("  waits", wait);
         }
         table.optional("ended", status.error.as_ref());
         work(&mut table, status);

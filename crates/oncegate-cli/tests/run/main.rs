@@ -22,6 +22,7 @@ mod library;
 mod logs;
 mod misbehaving;
 mod mistakes;
+mod operate;
 mod orphans;
 mod outage;
 mod outbox;
