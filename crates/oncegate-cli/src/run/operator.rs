@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use async_trait::async_trait;
+use oncegate::admin::dead_letter_reader::DeadLetterReader;
 use oncegate::core::key::Scope;
 use oncegate::core::store::Store;
 use oncegate::telemetry::Telemetry;
@@ -20,15 +22,24 @@ use oncegate::telemetry::operate::{
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use crate::change::{Written, default_path};
 use crate::config::values::Secret;
 use crate::config::{Loaded, shape};
 use crate::dead_letters;
-use crate::exit::Problem;
+use crate::exit::{Exit, Problem};
 use crate::pause::{Changed, pause_scope, resume_scope};
 use crate::sources::LetterPlace;
+
+/// Time limit for what acts to end with the process.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// Time limit for a pause or a resume: a browser is answered within 30 s.
+const CHANGE_LIMIT: Duration = Duration::from_secs(20);
+/// Time limit for a broker to take back what was read.
+const CLOSE_LIMIT: Duration = Duration::from_secs(8);
 
 /// Lets people act on the page, if the settings say so.
 ///
@@ -67,7 +78,11 @@ impl Operated {
         };
         parts.stop.cancel();
         let mut tasks = std::mem::take(&mut *parts.tasks.lock());
-        while tasks.join_next().await.is_some() {}
+        let ending = async { while tasks.join_next().await.is_some() {} };
+        if timeout(STOP_LIMIT, ending).await.is_err() {
+            warn!("an action of the status page did not end, and is dropped");
+            tasks.shutdown().await;
+        }
     }
 }
 
@@ -168,10 +183,15 @@ impl PageOperator {
             let scoped = parts.scoped(&change.scope)?;
             let scope = Scope::new(change.scope.as_str()).map_err(|error| error.to_string())?;
             let journal = parts.journal(&change)?;
-            let changed = match verb {
-                Verb::Pause => pause_scope(&*scoped.store, &scope, &journal).await,
-                Verb::Resume => resume_scope(&*scoped.store, &scope, &journal).await,
+            let changing = async {
+                match verb {
+                    Verb::Pause => pause_scope(&*scoped.store, &scope, &journal).await,
+                    Verb::Resume => resume_scope(&*scoped.store, &scope, &journal).await,
+                }
             };
+            let changed = timeout(CHANGE_LIMIT, changing).await.map_err(|_| {
+                format!("The store has not answered within {CHANGE_LIMIT:?}: it may have been done all the same.")
+            })?;
             match (changed.map_err(|problem| problem.to_string())?, verb) {
                 (Changed::Yes(_), _) => Ok(()),
                 (Changed::No(_), Verb::Pause) => Err("The scope was paused already.".to_owned()),
@@ -202,6 +222,21 @@ impl Parts {
 
     fn changed(&self) {
         self.stamp.fetch_add(1, Relaxed);
+    }
+}
+
+/// Returns what was not settled, and disconnects.
+///
+/// # Errors
+/// When the broker does not answer in time, or refuses.
+async fn close(letters: &mut dyn DeadLetterReader) -> Result<(), Problem> {
+    let closed = timeout(CLOSE_LIMIT, letters.close()).await;
+    match closed {
+        Ok(closed) => Ok(closed?),
+        Err(_) => Err(Problem::new(
+            Exit::TimedOut,
+            format!("no answer within {CLOSE_LIMIT:?}"),
+        )),
     }
 }
 

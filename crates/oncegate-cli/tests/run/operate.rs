@@ -148,27 +148,8 @@ fn number(body: &str) -> usize {
     between(body, "A-", "\"").parse().unwrap()
 }
 
-// invariant: page-redrive
-#[tokio::test]
-async fn one_kind_of_letters_is_redriven_from_the_page_and_each_runs_once() {
-    let stage = Stage::with_orders(LETTERS).await;
-    let unlocked = Arc::new(AtomicBool::new(false));
-    let is_unlocked = Arc::clone(&unlocked);
-    let worker = RawWorker::start(move |asked| match number(&asked.body) {
-        n if n < LOCKED && is_unlocked.load(SeqCst) => Answer::status(200, "", "done"),
-        n if n < LOCKED => Answer::status(422, "", &format!("ledger {n} is <b>locked</b>")),
-        _ => Answer::status(422, "", "no such account"),
-    })
-    .await;
-    let limit = format!(
-        "--set=consumer.{}.dead_letter_limit.in_a_row=1000",
-        stage.scope
-    );
-    let url = worker.url();
-    let page = Acting::start(&stage, &unique("run"), "log", &["--handler", &url, &limit]).await;
-    stage.until_consumed(&page.running.group).await;
-    let scope = &stage.scope;
-
+/// Reads the letters, and looks at one. Returns the page that lists them.
+async fn read_both_kinds(page: &Acting, scope: &str) -> String {
     let list = page.read(scope).await;
     assert!(list.contains("105 of 105 dead letters"), "{list}");
     assert!(
@@ -180,8 +161,13 @@ async fn one_kind_of_letters_is_redriven_from_the_page_and_each_runs_once() {
     let one = between(&list, "href=\"letter?", "\"").replace("&amp;", "&");
     let one = page.get(&format!("/letter?{one}")).await;
     assert!(one.contains("attempts") && !one.contains("amount"), "{one}");
+    list
+}
 
-    let query = redrive_of(&list, "&lt;b&gt;locked");
+/// Counts the letters of one kind and redrives them, up to the end of the redrive.
+async fn redrive_one_kind(page: &Acting, stage: &Stage, list: &str) {
+    let scope = &stage.scope;
+    let query = redrive_of(list, "&lt;b&gt;locked");
     let confirm = page.get(&format!("/redrive?{query}")).await;
     assert!(
         confirm.contains("Redrive 60 of 105 dead letters"),
@@ -193,8 +179,6 @@ async fn one_kind_of_letters_is_redriven_from_the_page_and_each_runs_once() {
         "counting sends nothing"
     );
     let snapshot = between(&confirm, "name=\"snapshot\" value=\"", "\"");
-    unlocked.store(true, SeqCst);
-    let asked_before = worker.asked().len();
     let order = format!("{query}&snapshot={snapshot}&why=the+ledgers+are+open");
     page.click("/redrive", &order).await;
     let after = page.get(&format!("/letters?scope={scope}")).await;
@@ -214,13 +198,38 @@ async fn one_kind_of_letters_is_redriven_from_the_page_and_each_runs_once() {
         }
     })
     .await;
+}
+
+// invariant: page-redrive
+#[tokio::test]
+async fn one_kind_of_letters_is_redriven_from_the_page_and_each_runs_once() {
+    let stage = Stage::with_orders(LETTERS).await;
+    let unlocked = Arc::new(AtomicBool::new(false));
+    let is_unlocked = Arc::clone(&unlocked);
+    let worker = RawWorker::start(move |asked| match number(&asked.body) {
+        n if n < LOCKED && is_unlocked.load(SeqCst) => Answer::status(200, "", "done"),
+        n if n < LOCKED => Answer::status(422, "", &format!("ledger {n} is <b>locked</b>")),
+        _ => Answer::status(422, "", "no such account"),
+    })
+    .await;
+    let limit = format!(
+        "--set=consumer.{}.dead_letter_limit.in_a_row=1000",
+        stage.scope
+    );
+    let url = worker.url();
+    let page = Acting::start(&stage, &unique("run"), "log", &["--handler", &url, &limit]).await;
     stage.until_consumed(&page.running.group).await;
-    let list = page.read(scope).await;
+
+    let list = read_both_kinds(&page, &stage.scope).await;
+    let asked_before = worker.asked().len();
+    unlocked.store(true, SeqCst);
+    redrive_one_kind(&page, &stage, &list).await;
+    stage.until_consumed(&page.running.group).await;
+    let list = page.read(&stage.scope).await;
     assert!(list.contains("45 of 105 dead letters"), "{list}");
     assert!(!list.contains("locked"), "{list}");
-    let all = page
-        .get(&format!("/letters?scope={scope}&all=yes&reason=locked"))
-        .await;
+    let all = format!("/letters?scope={}&all=yes&reason=locked", stage.scope);
+    let all = page.get(&all).await;
     assert!(
         all.contains("60 of 105") && all.contains("<td>completed</td>"),
         "{all}"
@@ -268,6 +277,92 @@ async fn until_paused(page: &Acting, is_paused: bool) {
     .await;
 }
 
+/// The pause in health, metrics and sentences.
+async fn shows_its_pause(page: &Acting) {
+    let status = page.status().await;
+    let consumer = &status["consumers"][0];
+    assert_eq!(consumer["ready"], false, "{consumer}");
+    assert_eq!(
+        consumer["live"], true,
+        "a restart would not help: {consumer}"
+    );
+    let reasons = consumer["reasons"].to_string();
+    assert!(reasons.contains("paused_by_operator"), "{consumer}");
+    let waits = consumer["waits"][0].as_str().unwrap();
+    assert!(
+        waits.contains("paused by ada") && waits.contains("the bank is away"),
+        "{waits}"
+    );
+    let metrics = page.get("/metrics").await;
+    let gauge = metrics
+        .lines()
+        .find(|line| line.contains("cause=\"operator\""));
+    assert!(gauge.is_some_and(|line| line.ends_with(" 1")), "{metrics}");
+}
+
+/// Waits until the processes know of so many messages that are not finished.
+async fn until_they_lag(pages: &[&Acting], messages: u64) {
+    until("all to know of the new messages", LIMIT, async || {
+        let mut lag = 0;
+        for page in pages {
+            let status = page.status().await;
+            let partitions = status["consumers"][0]["status"]["source"]["partitions"].clone();
+            let partitions = partitions.as_array().cloned().unwrap_or_default();
+            lag += partitions
+                .iter()
+                .map(|one| one["lag"].as_u64().unwrap_or_default())
+                .sum::<u64>();
+        }
+        if lag == messages {
+            Ok(())
+        } else {
+            Err(lag.to_string())
+        }
+    })
+    .await;
+}
+
+/// The arguments of a change of the stage's scope.
+fn with_reason<'a>(stage: &'a Stage, verb: &'a str) -> [&'a str; 6] {
+    let why = "the bank is back";
+    [verb, "--scope", &stage.scope, "--yes", "--why", why]
+}
+
+fn resume_by_command(stage: &Stage) {
+    let again = oncegate(stage, &with_reason(stage, "pause"));
+    assert_eq!(again.status.code(), Some(1), "{again:?}");
+    let resumed = oncegate(
+        stage,
+        &[&with_reason(stage, "resume")[..], &["--json"]].concat(),
+    );
+    assert_eq!(resumed.status.code(), Some(0), "{resumed:?}");
+    let document: serde_json::Value = serde_json::from_slice(&resumed.stdout).unwrap();
+    assert_eq!(
+        (&document["paused"], &document["done"]),
+        (&false.into(), &true.into())
+    );
+    assert_eq!(document["pause"]["by"], "ada", "{document}");
+}
+
+/// The answers when the scope is not paused, or unknown; and the journal of all before.
+fn nothing_is_left_to_resume(stage: &Stage) {
+    let not_paused = oncegate(stage, &with_reason(stage, "resume"));
+    assert_eq!(not_paused.status.code(), Some(1), "{not_paused:?}");
+    let unknown = oncegate(
+        stage,
+        &["pause", "--scope", "nobody-has-it", "--yes", "--why", "x"],
+    );
+    assert_eq!(unknown.status.code(), Some(78), "{unknown:?}");
+    for (event, by) in [("pause", "ada"), ("resume", "bob")] {
+        let entries = journal(stage, event);
+        assert_eq!(entries.len(), 1, "{entries:?}");
+        assert_eq!(
+            (&entries[0]["by"], &entries[0]["key"]),
+            (&by.into(), &stage.scope.as_str().into())
+        );
+    }
+}
+
 // invariant: pause-begins-nothing
 #[tokio::test]
 async fn a_pause_holds_every_process_until_it_is_resumed() {
@@ -292,88 +387,23 @@ async fn a_pause_holds_every_process_until_it_is_resumed() {
     for page in [&first, &second, &third] {
         until_paused(page, true).await;
     }
-    let status = first.status().await;
-    let consumer = &status["consumers"][0];
-    assert_eq!(consumer["ready"], false, "{consumer}");
-    assert_eq!(
-        consumer["live"], true,
-        "a restart would not help: {consumer}"
-    );
-    let reasons = consumer["reasons"].to_string();
-    assert!(reasons.contains("paused_by_operator"), "{consumer}");
-    let waits = consumer["waits"][0].as_str().unwrap();
-    assert!(
-        waits.contains("paused by ada") && waits.contains("the bank is away"),
-        "{waits}"
-    );
-    let metrics = first.get("/metrics").await;
-    let gauge = metrics
-        .lines()
-        .find(|line| line.contains("cause=\"operator\""));
-    assert!(gauge.is_some_and(|line| line.ends_with(" 1")), "{metrics}");
+    shows_its_pause(&first).await;
 
     let more = (20..40).map(|n| Record::new(format!(r#"{{"order_id":"A-{n}","amount":10}}"#)));
     stage
         .kafka
         .produce(&stage.topic, more.collect::<Vec<_>>())
         .await;
-    until("all to know of the new messages", LIMIT, async || {
-        let mut lag = 0;
-        for page in [&first, &second, &third] {
-            let status = page.status().await;
-            let partitions = status["consumers"][0]["status"]["source"]["partitions"].clone();
-            let partitions = partitions.as_array().cloned().unwrap_or_default();
-            lag += partitions
-                .iter()
-                .map(|one| one["lag"].as_u64().unwrap_or_default())
-                .sum::<u64>();
-        }
-        if lag == 20 {
-            Ok(())
-        } else {
-            Err(lag.to_string())
-        }
-    })
-    .await;
+    until_they_lag(&[&first, &second, &third], 20).await;
     assert_eq!(worker.asked().len(), 20, "nothing begins");
 
-    let why = [
-        "--scope",
-        scope.as_str(),
-        "--yes",
-        "--why",
-        "the bank is back",
-    ];
-    let again = oncegate(&stage, &[&["pause"][..], &why].concat());
-    assert_eq!(again.status.code(), Some(1), "{again:?}");
-    let resumed = oncegate(&stage, &[&["resume", "--json"][..], &why].concat());
-    assert_eq!(resumed.status.code(), Some(0), "{resumed:?}");
-    let document: serde_json::Value = serde_json::from_slice(&resumed.stdout).unwrap();
-    assert_eq!(
-        (&document["paused"], &document["done"]),
-        (&false.into(), &true.into())
-    );
-    assert_eq!(document["pause"]["by"], "ada", "{document}");
+    resume_by_command(&stage);
     stage.until_consumed(&group).await;
     assert_eq!(worker.asked().len(), 40);
     for page in [&first, &second, &third] {
         until_paused(page, false).await;
     }
-    let not_paused = oncegate(&stage, &[&["resume"][..], &why].concat());
-    assert_eq!(not_paused.status.code(), Some(1), "{not_paused:?}");
-    let unknown = oncegate(
-        &stage,
-        &["pause", "--scope", "nobody-has-it", "--yes", "--why", "x"],
-    );
-    assert_eq!(unknown.status.code(), Some(78), "{unknown:?}");
-    for (event, by) in [("pause", "ada"), ("resume", "bob")] {
-        let entries = journal(&stage, event);
-        assert_eq!(entries.len(), 1, "{entries:?}");
-        assert_eq!(
-            (&entries[0]["by"], &entries[0]["key"]),
-            (&by.into(), &scope.as_str().into())
-        );
-    }
+    nothing_is_left_to_resume(&stage);
     for page in [first, second, third] {
         page.running.stop().await;
     }

@@ -1,5 +1,6 @@
 //! Dead letters by groups and searches, and the last ones that were read.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -197,7 +198,7 @@ pub(super) fn groups<'a>(letters: &[&'a Letter]) -> Vec<Group<'a>> {
         group.last_ms = group.last_ms.max(letter.failed_at_ms);
     }
     let mut groups: Vec<_> = groups.into_values().collect();
-    groups.sort_by(|one, other| other.count.cmp(&one.count));
+    groups.sort_by_key(|group| Reverse(group.count));
     groups
 }
 

@@ -6,16 +6,16 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
-use axum::response::{Html, Redirect, Response};
+use axum::response::{Html, IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use maud::Markup;
 use tracing::{info, warn};
 
 use super::fields::Fields;
-use super::letters::Search;
+use super::letters::{Search, Snapshot};
 use super::pages::{self, LettersPage, Overview};
 use super::session::{Session, check_name, cookie_name, is_from_here};
-use super::{Change, LetterPlace, Operate, RedriveOrder};
+use super::{Change, LetterDetail, LetterPlace, Operate, RedriveOrder};
 use crate::Telemetry;
 use crate::router::fresh;
 
@@ -66,6 +66,24 @@ fn see(place: &str) -> Response {
     fresh(Redirect::to(place))
 }
 
+/// An answer that ends a request early.
+struct Refused(Box<Response>);
+
+impl From<Response> for Refused {
+    fn from(response: Response) -> Self {
+        Self(Box::new(response))
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        *self.0
+    }
+}
+
+/// The answer of a route.
+type Answer = Result<Response, Refused>;
+
 /// An action by a person who may act.
 struct Asked {
     session: Session,
@@ -74,14 +92,14 @@ struct Asked {
 
 impl Desk {
     /// Returns the session of a request that only shows something.
-    fn session(&self, headers: &HeaderMap) -> Result<Session, Response> {
+    fn session(&self, headers: &HeaderMap) -> Result<Session, Refused> {
         let token = self.operate.token().ok();
         let session = token.and_then(|token| self.operate.sessions.find(headers, token));
-        session.ok_or_else(|| see("sign-in"))
+        Ok(session.ok_or_else(|| see("sign-in"))?)
     }
 
     /// Returns the session and the query of a request that only shows something.
-    fn shows(&self, request: &Request) -> Result<Asked, Response> {
+    fn shows(&self, request: &Request) -> Result<Asked, Refused> {
         let session = self.session(request.headers())?;
         let query = request.uri().query().unwrap_or_default();
         Ok(Asked {
@@ -91,7 +109,7 @@ impl Desk {
     }
 
     /// Returns the session and the fields of a form that this page has given to it.
-    async fn asked(&self, request: Request) -> Result<Asked, Response> {
+    async fn asked(&self, request: Request) -> Result<Asked, Refused> {
         let (parts, body) = request.into_parts();
         if !is_from_here(&parts.headers) {
             return Err(forged(parts.uri.path()));
@@ -104,35 +122,59 @@ impl Desk {
         Ok(Asked { session, fields })
     }
 
-    fn place(&self, session: &Session, scope: &str) -> Result<LetterPlace, Response> {
+    fn place(&self, asked: &Asked) -> Result<LetterPlace, Refused> {
+        let scope = asked.fields.get("scope");
         let mut places = self.operate.operator.places().into_iter();
-        places.find(|place| place.scope == scope).ok_or_else(|| {
+        let found = places.find(|place| place.scope == scope);
+        found.ok_or_else(|| {
             let text = "No consumer of this process has this scope.";
-            page(
+            notice(
                 StatusCode::NOT_FOUND,
-                pages::notice(Some(session), "Not found", text),
+                Some(&asked.session),
+                "Not found",
+                text,
             )
         })
     }
+
+    /// The dead letters of a scope, unless something was done since they were read.
+    fn snapshot(&self, scope: &str) -> Option<Arc<Snapshot>> {
+        let operate = &self.operate;
+        operate.snapshots.current(scope, operate.operator.stamp())
+    }
+}
+
+/// A page that says why there is no other one.
+fn notice(code: StatusCode, session: Option<&Session>, title: &str, text: &str) -> Refused {
+    page(code, pages::notice(session, title, text)).into()
 }
 
 /// Refuses a form that this page has not given.
-fn forged(path: &str) -> Response {
+fn forged(path: &str) -> Refused {
     const FORGED: &str = "The form was not one of this page, or it is too old: go back, load the page again, and repeat.";
     warn!(path, "a form that is not of this page was refused");
-    page(
-        StatusCode::FORBIDDEN,
-        pages::notice(None, "Refused", FORGED),
-    )
+    notice(StatusCode::FORBIDDEN, None, "Refused", FORGED)
 }
 
 /// Refuses a sign-in.
-fn not_signed_in(why: &str) -> Response {
-    page(StatusCode::FORBIDDEN, pages::sign_in(Some(why)))
+fn not_signed_in(why: &str) -> Refused {
+    page(StatusCode::FORBIDDEN, pages::sign_in(Some(why))).into()
+}
+
+/// Says that nothing was changed, and why.
+fn failed(session: &Session, why: &str) -> Refused {
+    let title = "Nothing was changed";
+    notice(StatusCode::CONFLICT, Some(session), title, why)
+}
+
+/// Says that a letter is not there.
+fn gone(session: &Session) -> Refused {
+    let text = "There is no such dead letter, or something was done since they were read: read them again.";
+    notice(StatusCode::NOT_FOUND, Some(session), "Not found", text)
 }
 
 /// Reads a form. Forms of other types could come from elsewhere.
-async fn form(headers: &HeaderMap, body: Body) -> Result<Fields, Response> {
+async fn form(headers: &HeaderMap, body: Body) -> Result<Fields, Refused> {
     const FORM: &str = "application/x-www-form-urlencoded";
     let kind = headers
         .get(header::CONTENT_TYPE)
@@ -144,43 +186,30 @@ async fn form(headers: &HeaderMap, body: Body) -> Result<Fields, Response> {
         .map(|bytes| Fields::of(&bytes))
         .ok_or_else(|| {
             let text = "This is not a form of this page.";
-            page(
-                StatusCode::BAD_REQUEST,
-                pages::notice(None, "Refused", text),
-            )
+            notice(StatusCode::BAD_REQUEST, None, "Refused", text)
         })
 }
 
-/// Says that nothing was changed, and why.
-fn failed(session: &Session, why: &str) -> Response {
-    page(
-        StatusCode::CONFLICT,
-        pages::notice(Some(session), "Nothing was changed", why),
-    )
-}
-
-/// Returns the reason of an action.
-fn why(asked: &Asked) -> Result<String, Response> {
+/// Returns the scope, the person and the reason of an action.
+fn change(asked: &Asked) -> Result<Change, Refused> {
+    const SAY_WHY: &str = "Say why, on one line of up to 500 bytes: it goes into the journal.";
     let why = asked.fields.get("why");
     let is_said = !why.is_empty() && why.len() <= WHY_MAX_BYTES;
-    if is_said && !why.chars().any(char::is_control) {
-        return Ok(why.to_owned());
+    if !is_said || why.chars().any(char::is_control) {
+        return Err(failed(&asked.session, SAY_WHY));
     }
-    let text = "Say why, on one line of up to 500 bytes: it goes into the journal.";
-    Err(failed(&asked.session, text))
+    Ok(Change {
+        scope: asked.fields.get("scope").to_owned(),
+        by: asked.session.name.clone(),
+        why: why.to_owned(),
+    })
 }
 
 async fn show_sign_in() -> Response {
     page(StatusCode::OK, pages::sign_in(None))
 }
 
-async fn sign_in(State(desk): State<Desk>, request: Request) -> Response {
-    match signed_in(&desk, request).await {
-        Ok(response) | Err(response) => response,
-    }
-}
-
-async fn signed_in(desk: &Desk, request: Request) -> Result<Response, Response> {
+async fn sign_in(State(desk): State<Desk>, request: Request) -> Answer {
     let (parts, body) = request.into_parts();
     if !is_from_here(&parts.headers) {
         return Err(not_signed_in("The form was sent by another page."));
@@ -211,21 +240,14 @@ async fn signed_in(desk: &Desk, request: Request) -> Result<Response, Response> 
     Ok(response)
 }
 
-async fn sign_out(State(desk): State<Desk>, request: Request) -> Response {
-    match desk.asked(request).await {
-        Ok(asked) => {
-            desk.operate.sessions.end(&asked.session);
-            see("sign-in")
-        }
-        Err(response) => response,
-    }
+async fn sign_out(State(desk): State<Desk>, request: Request) -> Answer {
+    let asked = desk.asked(request).await?;
+    desk.operate.sessions.end(&asked.session);
+    Ok(see("sign-in"))
 }
 
-async fn overview(State(desk): State<Desk>, request: Request) -> Response {
-    let asked = match desk.shows(&request) {
-        Ok(asked) => asked,
-        Err(response) => return response,
-    };
+async fn overview(State(desk): State<Desk>, request: Request) -> Answer {
+    let asked = desk.shows(&request)?;
     let statuses = desk.telemetry.statuses();
     let mut scopes: Vec<_> = statuses
         .iter()
@@ -241,58 +263,29 @@ async fn overview(State(desk): State<Desk>, request: Request) -> Response {
         redrives: &operator.redrives(),
         scopes: &scopes,
     });
-    page(StatusCode::OK, markup)
+    Ok(page(StatusCode::OK, markup))
 }
 
-async fn pause(State(desk): State<Desk>, request: Request) -> Response {
-    match change(&desk, request).await {
-        Err(response) => response,
-        Ok((session, change)) => match desk.operate.operator.pause(change).await {
-            Ok(()) => see("operate"),
-            Err(why) => failed(&session, &why),
-        },
-    }
-}
-
-async fn resume(State(desk): State<Desk>, request: Request) -> Response {
-    match change(&desk, request).await {
-        Err(response) => response,
-        Ok((session, change)) => match desk.operate.operator.resume(change).await {
-            Ok(()) => see("operate"),
-            Err(why) => failed(&session, &why),
-        },
-    }
-}
-
-async fn change(desk: &Desk, request: Request) -> Result<(Session, Change), Response> {
+async fn pause(State(desk): State<Desk>, request: Request) -> Answer {
     let asked = desk.asked(request).await?;
-    let why = why(&asked)?;
-    let change = change_of(&asked, why);
-    Ok((asked.session, change))
+    let paused = desk.operate.operator.pause(change(&asked)?).await;
+    paused.map_err(|why| failed(&asked.session, &why))?;
+    Ok(see("operate"))
 }
 
-fn change_of(asked: &Asked, why: String) -> Change {
-    Change {
-        scope: asked.fields.get("scope").to_owned(),
-        by: asked.session.name.clone(),
-        why,
-    }
+async fn resume(State(desk): State<Desk>, request: Request) -> Answer {
+    let asked = desk.asked(request).await?;
+    let resumed = desk.operate.operator.resume(change(&asked)?).await;
+    resumed.map_err(|why| failed(&asked.session, &why))?;
+    Ok(see("operate"))
 }
 
-async fn letters(State(desk): State<Desk>, request: Request) -> Response {
-    match shown_letters(&desk, &request) {
-        Ok(response) | Err(response) => response,
-    }
-}
-
-fn shown_letters(desk: &Desk, request: &Request) -> Result<Response, Response> {
-    let asked = desk.shows(request)?;
-    let scope = asked.fields.get("scope");
-    let place = desk.place(&asked.session, scope)?;
-    let operate = &desk.operate;
-    let snapshot = operate.snapshots.current(scope, operate.operator.stamp());
-    let mut redrives = operate.operator.redrives();
-    redrives.retain(|redrive| redrive.scope == scope);
+async fn letters(State(desk): State<Desk>, request: Request) -> Answer {
+    let asked = desk.shows(&request)?;
+    let place = desk.place(&asked)?;
+    let snapshot = desk.snapshot(&place.scope);
+    let mut redrives = desk.operate.operator.redrives();
+    redrives.retain(|redrive| redrive.scope == place.scope);
     let markup = pages::letters(&LettersPage {
         session: &asked.session,
         place: &place,
@@ -304,146 +297,102 @@ fn shown_letters(desk: &Desk, request: &Request) -> Result<Response, Response> {
     Ok(page(StatusCode::OK, markup))
 }
 
-async fn read_letters(State(desk): State<Desk>, request: Request) -> Response {
-    match were_read(&desk, request).await {
-        Ok(response) | Err(response) => response,
-    }
-}
-
-async fn were_read(desk: &Desk, request: Request) -> Result<Response, Response> {
+async fn read_letters(State(desk): State<Desk>, request: Request) -> Answer {
     let asked = desk.asked(request).await?;
-    let scope = asked.fields.get("scope");
-    desk.place(&asked.session, scope)?;
+    let LetterPlace { scope, .. } = desk.place(&asked)?;
     let operator = &desk.operate.operator;
     // Before they are read: a redrive that begins meanwhile makes them old.
     let stamp = operator.stamp();
-    let read = operator.read(scope).await;
+    let read = operator.read(&scope).await;
     let read = read.map_err(|why| failed(&asked.session, &why))?;
-    desk.operate.snapshots.keep(scope, stamp, read);
-    let query = Search::default().query(scope);
-    Ok(see(&format!("letters?{query}")))
+    desk.operate.snapshots.keep(&scope, stamp, read);
+    Ok(see_letters(&scope))
 }
 
-async fn letter(State(desk): State<Desk>, request: Request) -> Response {
-    let asked = match desk.shows(&request) {
-        Ok(asked) => asked,
-        Err(response) => return response,
-    };
-    match shown_letter(&desk, asked).await {
-        Ok(response) | Err(response) => response,
-    }
+/// Leads to the open dead letters of a scope.
+fn see_letters(scope: &str) -> Response {
+    see(&format!("letters?{}", Search::default().query(scope)))
 }
 
-/// Says that a letter is not there.
-fn gone(session: &Session) -> Response {
-    let text = "There is no such dead letter, or something was done since they were read: read them again.";
-    page(
-        StatusCode::NOT_FOUND,
-        pages::notice(Some(session), "Not found", text),
-    )
-}
-
-async fn shown_letter(desk: &Desk, asked: Asked) -> Result<Response, Response> {
+async fn letter(State(desk): State<Desk>, request: Request) -> Answer {
+    let asked = desk.shows(&request)?;
     let session = &asked.session;
-    let scope = asked.fields.get("scope");
-    let place = desk.place(session, scope)?;
+    let place = desk.place(&asked)?;
     let at = asked.fields.get("at");
-    let operate = &desk.operate;
-    let snapshot = operate.snapshots.current(scope, operate.operator.stamp());
+    let snapshot = desk.snapshot(&place.scope);
     let known = snapshot
         .as_deref()
         .and_then(|snapshot| snapshot.read.letters.iter().find(|one| one.at == at))
         .ok_or_else(|| gone(session))?;
     // A link must not use up a receive of a queue.
-    let detail = if place.cost.is_some() {
-        super::LetterDetail {
-            letter: known.clone(),
-            ..super::LetterDetail::default()
-        }
-    } else {
-        let read = operate.operator.show(scope, at).await;
+    let is_whole = place.cost.is_none();
+    let detail = if is_whole {
+        let read = desk.operate.operator.show(&place.scope, at).await;
         read.map_err(|why| failed(session, &why))?
             .ok_or_else(|| gone(session))?
+    } else {
+        LetterDetail {
+            letter: known.clone(),
+            ..LetterDetail::default()
+        }
     };
-    let is_whole = place.cost.is_none();
-    let markup = pages::letter(session, scope, &detail, is_whole);
+    let markup = pages::letter(session, &place.scope, &detail, is_whole);
     Ok(page(StatusCode::OK, markup))
-}
-
-async fn confirm_redrive(State(desk): State<Desk>, request: Request) -> Response {
-    match counted(&desk, &request) {
-        Ok(response) | Err(response) => response,
-    }
 }
 
 /// The text when what was counted is not what is there.
 const COUNT_AGAIN: &str = "The dead letters were not read, or not lately, or something was done since: read and count them \
                            again.";
 
-fn counted(desk: &Desk, request: &Request) -> Result<Response, Response> {
-    let asked = desk.shows(request)?;
-    let scope = asked.fields.get("scope");
-    let place = desk.place(&asked.session, scope)?;
-    let operate = &desk.operate;
-    let snapshot = operate.snapshots.current(scope, operate.operator.stamp());
+async fn confirm_redrive(State(desk): State<Desk>, request: Request) -> Answer {
+    let asked = desk.shows(&request)?;
+    let place = desk.place(&asked)?;
+    let snapshot = desk.snapshot(&place.scope);
     let snapshot = snapshot.ok_or_else(|| failed(&asked.session, COUNT_AGAIN))?;
     let search = Search::of(&asked.fields);
     let markup = pages::confirm(&asked.session, &place, &search, &snapshot);
     Ok(page(StatusCode::OK, markup))
 }
 
-async fn redrive(State(desk): State<Desk>, request: Request) -> Response {
-    match redriven(&desk, request).await {
-        Ok(response) | Err(response) => response,
-    }
-}
-
-async fn redriven(desk: &Desk, request: Request) -> Result<Response, Response> {
+async fn redrive(State(desk): State<Desk>, request: Request) -> Answer {
     let asked = desk.asked(request).await?;
     let session = &asked.session;
-    let why = why(&asked)?;
-    let rate = match asked.fields.get("rate") {
-        "" => None,
-        given => {
-            let rate = given.parse().ok().filter(|rate| *rate > 0);
-            let text = "The rate must be a whole number above 0, or empty.";
-            Some(rate.ok_or_else(|| failed(session, text))?)
-        }
-    };
-    let scope = asked.fields.get("scope");
-    desk.place(&asked.session, scope)?;
-    let operate = &desk.operate;
-    let counted = operate.snapshots.counted(
-        scope,
-        operate.operator.stamp(),
-        asked.fields.get("snapshot"),
-    );
+    let change = change(&asked)?;
+    let rate = rate(&asked)?;
+    let LetterPlace { scope, .. } = desk.place(&asked)?;
+    let operator = &desk.operate.operator;
+    let id = asked.fields.get("snapshot");
+    let snapshots = &desk.operate.snapshots;
+    let counted = snapshots.counted(&scope, operator.stamp(), id);
     let counted = counted.ok_or_else(|| failed(session, COUNT_AGAIN))?;
     let places = Search::of(&asked.fields).places(&counted.read.letters);
     if places.is_empty() {
         return Err(failed(session, "There is nothing to redrive."));
     }
     let order = RedriveOrder {
-        change: change_of(&asked, why),
+        change,
         places,
         rate,
     };
-    operate
-        .operator
-        .redrive(order)
-        .await
-        .map_err(|why| failed(session, &why))?;
-    let query = Search::default().query(scope);
-    Ok(see(&format!("letters?{query}")))
+    let begun = operator.redrive(order).await;
+    begun.map_err(|why| failed(session, &why))?;
+    Ok(see_letters(&scope))
 }
 
-async fn stop_redrive(State(desk): State<Desk>, request: Request) -> Response {
-    match desk.asked(request).await {
-        Ok(asked) => {
-            let scope = asked.fields.get("scope");
-            desk.operate.operator.stop_redrive(scope);
-            see("operate")
-        }
-        Err(response) => response,
+/// Returns the most messages a second; `None` for no limit.
+fn rate(asked: &Asked) -> Result<Option<u32>, Refused> {
+    const WRONG: &str = "The rate must be a whole number above 0, or empty.";
+    let given = asked.fields.get("rate");
+    if given.is_empty() {
+        return Ok(None);
     }
+    let rate = given.parse().ok().filter(|rate| *rate > 0);
+    rate.map(Some).ok_or_else(|| failed(&asked.session, WRONG))
+}
+
+async fn stop_redrive(State(desk): State<Desk>, request: Request) -> Answer {
+    let asked = desk.asked(request).await?;
+    let scope = asked.fields.get("scope");
+    desk.operate.operator.stop_redrive(scope);
+    Ok(see("operate"))
 }

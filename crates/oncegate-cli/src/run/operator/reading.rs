@@ -9,7 +9,7 @@ use oncegate::telemetry::operate::{Letter, LetterDetail, Letters};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::{Parts, Scoped};
+use super::{Parts, Scoped, close};
 use crate::dead_letters::lossy;
 use crate::exit::Problem;
 
@@ -105,9 +105,9 @@ impl Scoped {
         // A stop waits for no letters.
         let read = stop.run_until_cancelled(reading).await.unwrap_or(Ok(false));
         // However it ended: messages of a queue are returned.
-        let closed = reader.close().await;
+        let closed = close(&mut *reader).await;
         let is_whole = read.map_err(|problem| problem.to_string())?;
-        closed.map_err(|error| Problem::from(error).to_string())?;
+        closed.map_err(|problem| problem.to_string())?;
         Ok(is_whole)
     }
 

@@ -8,7 +8,7 @@ use oncegate::journal::JournalEntry;
 use oncegate::telemetry::operate::{RedriveOrder, RedriveReport};
 use tokio_util::sync::CancellationToken;
 
-use super::{Parts, Redriving};
+use super::{Parts, Redriving, close};
 use crate::change::Written;
 use crate::exit::Problem;
 
@@ -98,7 +98,7 @@ impl Parts {
         );
         let ran = begun.stop.run_until_cancelled(running).await;
         // However it ended: what was not sent is returned.
-        let closed = letters.close().await;
+        let closed = close(&mut *letters).await;
         let is_whole = ran.transpose()?.is_some();
         closed?;
         unwritten.map_or(Ok(is_whole), Err)
