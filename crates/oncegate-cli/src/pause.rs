@@ -17,9 +17,9 @@ use crate::output::{self, Table};
 
 /// Pause the consumers of a scope in every process
 ///
-/// They begin nothing, and what runs ends. The pause is in the store. Running consumers see it within seconds, and those that start later
-/// obey it, until `oncegate resume`. They keep their partitions and receive nothing more. HTTP
-/// endpoints are not paused.
+/// They begin nothing, and what runs ends. The pause is in the store. Running consumers see it
+/// within seconds, and those that start later obey it, until `oncegate resume`. They keep their
+/// partitions and receive nothing more. HTTP endpoints are not paused.
 ///
 /// Exit code 1: the scope was paused already; nothing was changed.
 #[derive(Debug, clap::Args)]
@@ -80,8 +80,8 @@ struct PauseOf<'a> {
 }
 
 /// The change of a scope.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Verb {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
     Pause,
     Resume,
 }

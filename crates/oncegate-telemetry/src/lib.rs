@@ -83,7 +83,7 @@ struct Inner {
     relays: Mutex<Vec<RelayMonitor>>,
     counters: Counters,
     /// The last dead letters, the newest at the end.
-    letters: Mutex<VecDeque<Letter>>,
+    letters: Mutex<VecDeque<RecentLetter>>,
     /// The part that acts on the page, if there is one.
     #[cfg(feature = "status")]
     operate: std::sync::OnceLock<Arc<operate::Operate>>,
@@ -97,7 +97,7 @@ type Rendered = std::convert::Infallible;
 
 /// A dead letter, as shown on the page.
 #[derive(Clone, Debug, Serialize)]
-struct Letter {
+struct RecentLetter {
     at_unix_ms: u64,
     scope: String,
     origin: String,
@@ -190,7 +190,7 @@ impl Telemetry {
 
     /// The last dead letters, the newest first.
     #[cfg(feature = "status")]
-    fn letters(&self) -> Vec<Letter> {
+    fn letters(&self) -> Vec<RecentLetter> {
         let letters = self.inner.letters.lock();
         letters.iter().rev().cloned().collect()
     }
@@ -215,7 +215,7 @@ impl Observer for Telemetry {
             let mut letters = self.inner.letters.lock();
             let surplus = (letters.len() + 1).saturating_sub(LETTERS);
             letters.drain(..surplus);
-            letters.push_back(Letter {
+            letters.push_back(RecentLetter {
                 at_unix_ms: unix_ms(),
                 scope: scope.to_owned(),
                 origin: origin.to_string(),

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::export::Export;
 use super::operate::{self, Operate};
-use super::{Letter, Telemetry, unix_ms};
+use super::{RecentLetter, Telemetry, unix_ms};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::health::{Health, Reason, Status};
 use oncegate_runtime::observe::CATALOGUE;
@@ -57,7 +57,8 @@ impl Telemetry {
     }
 
     /// Lets people act on the page who know a token: pause and resume scopes, read dead letters,
-    /// and redrive them. Call it before the [`router`](Self::router) is made; the first call counts.
+    /// and redrive them. Call it before the [`router`](Self::router) is made: the first call
+    /// counts.
     pub fn operated_by(&self, operate: Operate) {
         // A second one would leave two sets of sessions.
         _ = self.inner.operate.set(Arc::new(operate));
@@ -72,7 +73,7 @@ impl Telemetry {
     /// | `/healthz` | 200, or 503 when a restart of the process would help |
     /// | `/readyz` | 200 while every consumer takes and handles messages, else 503; either with reasons as JSON |
     /// | `/status.json` | the data of the page |
-    /// | `/operate` | forms for people with a token; only with [`operated_by`](Self::operated_by) |
+    /// | `/operate` | forms for people with a token; see [`operated_by`](Self::operated_by) |
     ///
     /// The page and its data answer only requests whose `Host` is an IP address, `localhost`, or
     /// absent: otherwise a page of another site could read them in a browser on this machine, by a
@@ -261,7 +262,7 @@ struct Shown {
     /// Counts by metric, then by label, since the process began, for all consumers together.
     counts: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
     /// The last dead letters, the newest first.
-    dead_letters: Vec<Letter>,
+    dead_letters: Vec<RecentLetter>,
 }
 
 #[derive(Debug, Serialize)]

@@ -31,7 +31,7 @@ use crate::config::values::Secret;
 use crate::config::{Loaded, shape};
 use crate::dead_letters;
 use crate::exit::{Exit, Problem};
-use crate::pause::{Changed, pause_scope, resume_scope};
+use crate::pause::{Changed, Verb, pause_scope, resume_scope};
 use crate::sources::LetterPlace;
 
 /// Time limit for what acts to end with the process.
@@ -200,12 +200,6 @@ impl PageOperator {
         };
         self.to_its_end(changing).await
     }
-}
-
-#[derive(Clone, Copy)]
-enum Verb {
-    Pause,
-    Resume,
 }
 
 impl Parts {

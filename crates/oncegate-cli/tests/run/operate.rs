@@ -202,7 +202,7 @@ async fn redrive_one_kind(page: &Acting, stage: &Stage, list: &str) {
 
 // invariant: page-redrive
 #[tokio::test]
-async fn one_kind_of_letters_is_redriven_from_the_page_and_each_runs_once() {
+async fn letters_redriven_from_the_page_run_once() {
     let stage = Stage::with_orders(LETTERS).await;
     let unlocked = Arc::new(AtomicBool::new(false));
     let is_unlocked = Arc::clone(&unlocked);
@@ -473,7 +473,7 @@ async fn a_message_that_keeps_failing_is_shown_with_its_reason() {
 }
 
 #[tokio::test]
-async fn a_page_without_a_token_only_shows_and_a_short_token_is_refused() {
+async fn a_token_that_is_short_or_absent_is_refused() {
     let stage = Stage::with_orders(1).await;
     let config = stage.path("page.toml");
     let flags = |file: &str| {

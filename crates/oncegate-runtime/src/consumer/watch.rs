@@ -105,7 +105,7 @@ pub(super) struct Snapshot {
     pub(super) partitions: BTreeMap<PartitionName, SeenPartition>,
     /// Parked for a cause that an operator should know.
     pub(super) waiting: Vec<Seen>,
-    /// Those that have failed, the most failures first.
+    /// Messages that have failed, the most failures first.
     pub(super) failing: Vec<Seen>,
     /// Since when messages have been ready while permits were free.
     pub(super) ready_since: Option<Instant>,

@@ -46,7 +46,7 @@ type TokenSource = dyn Fn() -> Result<String, String> + Send + Sync;
 
 impl Operate {
     /// Acts by this operator. `token` returns the token as it is now; when it changes, all sessions
-    /// end. A token that cannot be read, or has fewer than 16 bytes, is none: nobody can sign in.
+    /// end. A token that cannot be read, or has fewer than 16 bytes, is none: no sign-in succeeds.
     pub fn new(
         operator: Arc<dyn Operator>,
         token: impl Fn() -> Result<String, String> + Send + Sync + 'static,

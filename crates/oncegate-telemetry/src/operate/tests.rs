@@ -375,7 +375,7 @@ async fn forms_of_other_pages_change_nothing() {
 
 // invariant: page-redrive
 #[tokio::test]
-async fn one_kind_of_letters_is_counted_and_redriven_and_not_shown_as_before() {
+async fn what_was_counted_is_redriven_and_not_shown_as_before() {
     let page = Page::with(Recorder {
         letters: Mutex::new(two_kinds()),
         ..Recorder::default()

@@ -44,7 +44,7 @@ impl Parts {
     /// As [`read`](Self::read).
     pub(super) async fn show(&self, scope: &str, at: &str) -> Result<Option<LetterDetail>, String> {
         let scoped = self.scoped(scope)?;
-        let mut found = Found { at, letter: None };
+        let mut found = LetterAt { at, letter: None };
         let is_whole = scoped.read(&mut found, &self.stop).await?;
         let Some((stored, state)) = &found.letter else {
             return if is_whole {
@@ -153,12 +153,12 @@ trait Sink {
 }
 
 /// The letter at one position.
-struct Found<'a> {
+struct LetterAt<'a> {
     at: &'a str,
     letter: Option<(StoredDeadLetter, LetterState)>,
 }
 
-impl Sink for Found<'_> {
+impl Sink for LetterAt<'_> {
     fn wanted(&self, mut batch: Vec<StoredDeadLetter>) -> Vec<StoredDeadLetter> {
         batch.retain(|stored| stored.place.to_string() == self.at);
         batch.truncate(1);
@@ -179,7 +179,7 @@ impl Sink for Found<'_> {
 struct Listed {
     letters: Vec<Letter>,
     open: usize,
-    /// Those of which something was done, and how many of them are not listed.
+    /// The letters of which something was done, and how many of them are not listed.
     done: usize,
     unlisted: usize,
 }
