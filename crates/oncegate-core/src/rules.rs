@@ -13,16 +13,20 @@
 //!                 ▲                                                         │
 //!                 └──────────────────────── reopen ◀────────────────────────┘
 //! ```
+//!
+//! An operator's `resolve` leads to COMPLETED or FAILED from PENDING with its lease over and from
+//! RELEASED, and from FAILED to COMPLETED.
 
 mod operation;
+mod resolve;
 
 use std::time::Duration;
 
-pub use self::operation::{Grant, Operation, ReleaseCause, Reply, Verdict};
+pub use self::operation::{Grant, Operation, ReleaseCause, Reply, Resolution, Verdict, cut_reason};
+use self::resolve::resolve;
+pub use self::resolve::resolved;
 use crate::key::Fingerprint;
-use crate::record::{
-    FencingToken, MAX_REASON_BYTES, Record, Recovery, State, StoreTime, TAIL, Token, TokenTag,
-};
+use crate::record::{FencingToken, Record, Recovery, State, StoreTime, TAIL, Token, TokenTag};
 
 /// The reason that a reopened record holds.
 pub const REOPENED: &str = "reopened";
@@ -91,6 +95,15 @@ pub fn apply(
         } => fail(record, *token, now + *retention, cut_reason(reason)),
         Operation::HandOver { by } => hand_over(record, *by),
         Operation::Reopen { expected } => reopen(now, record, expected),
+        Operation::Resolve {
+            expected,
+            token,
+            resolution,
+            retention,
+        } => {
+            let resolved = resolved(expected, *token, resolution, now + *retention);
+            resolve(now, record, expected, resolved)
+        }
     }
 }
 
@@ -469,16 +482,6 @@ fn ended_by(record: &Record, token: Token) -> bool {
             by == token.tag()
         }
     }
-}
-
-/// Cuts a reason to at most [`MAX_REASON_BYTES`] bytes, at a character boundary.
-pub fn cut_reason(reason: &str) -> String {
-    // `str::floor_char_boundary` needs a newer compiler than this crate's minimum.
-    let mut end = reason.len().min(MAX_REASON_BYTES);
-    while !reason.is_char_boundary(end) {
-        end -= 1;
-    }
-    reason.get(..end).unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

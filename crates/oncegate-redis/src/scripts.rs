@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use oncegate_core::key::{Fingerprint, StoreKey};
 use oncegate_core::record::{Record, Recovery, State, StoreTime, TAIL, Token, TokenTag};
-use oncegate_core::rules::{Operation, REOPENED, Reply, cut_reason};
+use oncegate_core::rules::{Operation, REOPENED, Reply, cut_reason, resolved};
 use oncegate_core::store::{Command, StoreError};
 use redis::{Cmd, Value};
 
@@ -298,6 +298,16 @@ impl Scripts {
                 (cmd, 0)
             }
             Operation::Reopen { expected } => self.reopen(key, expected),
+            Operation::Resolve {
+                expected,
+                token,
+                resolution,
+                retention,
+            } => {
+                // The expiry of a record is no part of its bytes.
+                let ended = resolved(expected, *token, resolution, StoreTime::default());
+                self.resolve(key, expected, &ended, *retention)
+            }
         };
         // A heartbeat does not wait for durability.
         let confirm = !matches!(command.operation, Operation::Extend { .. });
@@ -346,6 +356,23 @@ impl Scripts {
         cmd.arg(expected_bytes)
             .arg(layout::encode(&reopened(expected)));
         cmd.arg(layout::millis(TAIL) - 1);
+        (cmd, payload_bytes)
+    }
+
+    /// The command that ends a record for an operator, and the number of its payload bytes.
+    fn resolve(
+        &self,
+        key: &StoreKey,
+        expected: &Record,
+        ended: &Record,
+        retention: Duration,
+    ) -> (Cmd, usize) {
+        let expected_bytes = layout::encode(expected);
+        let ended_bytes = layout::encode(ended);
+        let payload_bytes = expected_bytes.len() + ended_bytes.len();
+        let mut cmd = self.call(Verb::Resolve, key, payload_bytes);
+        cmd.arg(expected_bytes).arg(ended_bytes);
+        cmd.arg(layout::millis(retention));
         (cmd, payload_bytes)
     }
 

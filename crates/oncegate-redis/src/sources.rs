@@ -20,6 +20,7 @@ pub(super) enum Verb {
     Fail,
     HandOver,
     Reopen,
+    Resolve,
     Read,
     // These do not.
     Describe,
@@ -29,7 +30,7 @@ pub(super) enum Verb {
     ExtendOwn,
 }
 
-pub(super) const VERBS: usize = 12;
+pub(super) const VERBS: usize = 13;
 
 /// The files without their ending, in the order of `Verb`.
 pub(super) const NAMES: [&str; VERBS] = [
@@ -40,6 +41,7 @@ pub(super) const NAMES: [&str; VERBS] = [
     "fail",
     "hand_over",
     "reopen",
+    "resolve",
     "read",
     "describe",
     "first_claims",
@@ -65,6 +67,7 @@ impl Source {
             Self::file(include_str!("../lua/fail.lua")),
             Self::file(include_str!("../lua/hand_over.lua")),
             Self::file(include_str!("../lua/reopen.lua")),
+            Self::file(include_str!("../lua/resolve.lua")),
             Self::file(include_str!("../lua/read.lua")),
             Self::file(include_str!("../lua/describe.lua")),
             Self::file(include_str!("../lua/first_claims.lua")),

@@ -11,7 +11,7 @@
 //! batch costs besides its items.
 
 use oncegate_core::key::StoreKey;
-use oncegate_core::rules::Operation;
+use oncegate_core::rules::{Operation, Resolution};
 use oncegate_core::store::Command;
 use tokio::sync::{mpsc, oneshot};
 
@@ -39,6 +39,10 @@ impl Item for Command {
             + match &self.operation {
                 Operation::Complete { result, .. } => result.len(),
                 Operation::Release { reason, .. } | Operation::Fail { reason, .. } => reason.len(),
+                Operation::Resolve { resolution, .. } => match resolution {
+                    Resolution::Completed { result } => result.len(),
+                    Resolution::Failed { reason } => reason.len(),
+                },
                 _ => 0,
             }
     }

@@ -283,6 +283,22 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     // A reopen of whatever is there, or of nothing.
     ("reopen", "if old == ARGV[1] then", "if old then"),
     ("reopen", "if old == ARGV[1] then", "if false then"),
+    // A resolve of whatever is there, of what runs, of what is final, or one that is not repeated.
+    ("resolve", "if old == ARGV[1] then", "if true then"),
+    ("resolve", "open = left < 2592000000", "open = true"),
+    (
+        "resolve",
+        "(kind == 'failed' and state == 'C')",
+        "kind == 'failed'",
+    ),
+    ("resolve", "kind == 'released' or", "kind ~= 'pending' or"),
+    ("resolve", "'PX', ARGV[3]", "'KEEPTTL'"),
+    ("resolve", "if kind == wanted and", "if"),
+    (
+        "resolve",
+        "string.sub(old, 2, 5) == string.sub(ARGV[2], 2, 5)",
+        "false",
+    ),
 ];
 
 /// The same of what first attempts take instead.

@@ -301,7 +301,17 @@ async fn what_is_no_record_is_an_error_and_stays_untouched() {
             release(token),
             fail(token),
             Operation::HandOver { by: token.tag() },
-            Operation::Reopen { expected },
+            Operation::Reopen {
+                expected: expected.clone(),
+            },
+            Operation::Resolve {
+                expected,
+                token,
+                resolution: oncegate_core::rules::Resolution::Completed {
+                    result: b"".as_slice().into(),
+                },
+                retention: Duration::from_secs(60),
+            },
         ] {
             let answer = apply(&store, key, operation.clone()).await;
             assert!(

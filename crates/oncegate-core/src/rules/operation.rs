@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::key::Fingerprint;
-use crate::record::{FencingToken, Record, Recovery, Token, TokenTag};
+use crate::record::{FencingToken, MAX_REASON_BYTES, Record, Recovery, Token, TokenTag};
 
 /// A change of a record. Callers pass durations, never instants: only the store's clock counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,11 +77,39 @@ pub enum Operation {
         /// The record that the operator has read.
         expected: Record,
     },
+    /// Ends a record for an operator who knows what has become of its message, if its content is
+    /// still what the operator has read, no attempt runs, and it is not completed.
+    Resolve {
+        /// The record that the operator has read.
+        expected: Record,
+        /// Random, and new for each resolve: the record keeps its tag. A repeat after a lost reply
+        /// uses the same token.
+        token: Token,
+        /// The state that the record gets.
+        resolution: Resolution,
+        /// The time for which the record is kept.
+        retention: Duration,
+    },
+}
+
+/// The end of a record that an operator knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resolution {
+    /// The effect has happened.
+    Completed {
+        /// The encoded result, which duplicates get.
+        result: Bytes,
+    },
+    /// No further attempt is to be made. A record that has failed stays as it is.
+    Failed {
+        /// The reason as text.
+        reason: String,
+    },
 }
 
 impl Operation {
     /// Returns one lower-case word for metrics: `claim`, `extend`, `complete`, `release`, `fail`,
-    /// `hand_over` or `reopen`.
+    /// `hand_over`, `reopen` or `resolve`.
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Claim { .. } => "claim",
@@ -91,6 +119,7 @@ impl Operation {
             Self::Fail { .. } => "fail",
             Self::HandOver { .. } => "hand_over",
             Self::Reopen { .. } => "reopen",
+            Self::Resolve { .. } => "resolve",
         }
     }
 }
@@ -210,4 +239,14 @@ pub struct Grant {
     /// earlier attempt may happen again. Reported once: a repeated claim, whose first reply was
     /// lost, returns `false`.
     pub reopened: bool,
+}
+
+/// Cuts a reason to at most [`MAX_REASON_BYTES`] bytes, at a character boundary.
+pub fn cut_reason(reason: &str) -> String {
+    // `str::floor_char_boundary` needs a newer compiler than this crate's minimum.
+    let mut end = reason.len().min(MAX_REASON_BYTES);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    reason.get(..end).unwrap_or_default().to_owned()
 }

@@ -129,8 +129,8 @@ async fn begin(subject: &dyn Subject, plan: Plan) -> Vec<Sequence> {
     sequences
 }
 
-/// The same operation for the model and the store. A reopen may differ in the fencing tokens of the
-/// expected record, because they depend on the clocks.
+/// The same operation for the model and the store. A reopen and a resolve may differ in the fencing
+/// tokens of the expected record, because they depend on the clocks.
 struct Operations {
     model: Operation,
     real: Operation,
@@ -190,6 +190,20 @@ impl Sequence {
         );
         let real = match (&model, expected) {
             (Operation::Reopen { .. }, Some((_, expected))) => Operation::Reopen { expected },
+            (
+                Operation::Resolve {
+                    token,
+                    resolution,
+                    retention,
+                    ..
+                },
+                Some((_, expected)),
+            ) => Operation::Resolve {
+                expected,
+                token: *token,
+                resolution: resolution.clone(),
+                retention: *retention,
+            },
             _ => model.clone(),
         };
         self.past.push(format!("{model:?}"));

@@ -96,7 +96,7 @@ impl History {
                 self.verdict(now, by, &attempts[by], verdict, *uncompared)?;
             }
             (Step::Claim(_), _) | (_, Reply::Verdict { .. }) => return Err("claims get verdicts"),
-            (step, Reply::NotOwner) => self.lost(step)?,
+            (step, Reply::NotOwner) => self.lost(now, step)?,
             (step, Reply::Applied { recreated }) => self.held(now, step, attempts, *recreated)?,
         }
         let settled = Self {
@@ -270,7 +270,7 @@ impl History {
     }
 
     /// `NotOwner` is never the reply to an owner.
-    fn lost(&self, step: Step) -> Result<(), Violation> {
+    fn lost(&self, now: StoreTime, step: Step) -> Result<(), Violation> {
         let entitled = match step {
             Step::Complete(_) if self.phase == Phase::Absent => true,
             Step::Extend(by) | Step::Complete(by) | Step::Release { by, .. } | Step::Fail(by) => {
@@ -281,6 +281,10 @@ impl History {
                 matches!(self.phase, Phase::Failed { by: owner, .. } if owner == by)
             }
             Step::Reopen => true,
+            // What runs is not resolved, nor what is completed, nor a failure as a failure.
+            Step::ResolveCompleted(_) | Step::ResolveFailed(_) => {
+                self.can_be_resolved(now, step) || self.ended_so(step)
+            }
             _ => false,
         };
         ensure(!entitled, "the owner of a claim does not get NotOwner")
@@ -297,10 +301,20 @@ impl History {
         };
         match (step, self.phase) {
             (Step::Extend(by), _)
-            | (Step::Complete(by), Phase::Completed { .. })
+            | (Step::Complete(by) | Step::ResolveCompleted(by), Phase::Completed { .. })
             | (Step::Release { by, .. }, Phase::Released { .. })
-            | (Step::Fail(by), Phase::Failed { .. }) => by == ended,
+            | (Step::Fail(by) | Step::ResolveFailed(by), Phase::Failed { .. }) => by == ended,
             _ => false,
+        }
+    }
+
+    /// Returns whether an operator may end the record so: no attempt runs, and it is not final.
+    fn can_be_resolved(&self, now: StoreTime, step: Step) -> bool {
+        match self.phase {
+            Phase::Owned { .. } => now.millis() > self.protected_until_ms,
+            Phase::Released { .. } => true,
+            Phase::Failed { .. } => matches!(step, Step::ResolveCompleted(_)),
+            Phase::Completed { .. } | Phase::Absent => false,
         }
     }
 
@@ -337,7 +351,12 @@ impl History {
                 return Ok(());
             }
             Step::ReopenAnother => return Err("a reopen compares what the operator saw"),
+            Step::ResolveAnother => return Err("a resolve compares what the operator saw"),
             _ if self.ended_so(step) => return Ok(()),
+            Step::ResolveCompleted(_) | Step::ResolveFailed(_) => ensure(
+                self.can_be_resolved(now, step),
+                "a resolve spares what runs, and what is final",
+            )?,
             Step::Complete(by) if absent => self.fingerprint = print(&attempts[by]),
             Step::Extend(by) | Step::Complete(by) | Step::Release { by, .. } | Step::Fail(by) => {
                 let owns = matches!(self.phase, Phase::Owned { by: owner, .. } if owner == by);
@@ -385,11 +404,11 @@ impl History {
                 self.phase = Phase::Released { by: Some(by) };
                 self.protect(now.millis() + delay_ms);
             }
-            Step::Complete(by) => {
+            Step::Complete(by) | Step::ResolveCompleted(by) => {
                 self.phase = Phase::Completed { by };
                 self.kept_until_ms = now.millis() + RETENTION_MS;
             }
-            Step::Fail(by) => {
+            Step::Fail(by) | Step::ResolveFailed(by) => {
                 self.phase = Phase::Failed {
                     by,
                     handed_over: false,

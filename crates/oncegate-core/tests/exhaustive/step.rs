@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use oncegate_core::key::Fingerprint;
 use oncegate_core::record::{Record, State, Token};
-use oncegate_core::rules::{Operation, ReleaseCause};
+use oncegate_core::rules::{Operation, ReleaseCause, Resolution};
 
 use crate::history::History;
 
@@ -39,12 +39,26 @@ pub(crate) enum Step {
     Reopen,
     /// An operator has seen something else.
     ReopenAnother,
+    /// The operator with this number knows that the effect has happened.
+    ResolveCompleted(usize),
+    /// The operator with this number wants no further attempt.
+    ResolveFailed(usize),
+    /// The operator has seen something else.
+    ResolveAnother,
 }
+
+/// The number of the operator's token: no attempt has it.
+pub(crate) const OPERATOR: usize = 6;
 
 impl Step {
     /// Returns all steps of so many attempts.
     pub(crate) fn all(attempts: usize) -> Vec<Self> {
         let mut steps = vec![Self::Tick, Self::Sleep, Self::Reopen, Self::ReopenAnother];
+        steps.extend([
+            Self::ResolveCompleted(OPERATOR),
+            Self::ResolveFailed(OPERATOR),
+            Self::ResolveAnother,
+        ]);
         for by in 0..attempts {
             steps.extend([
                 Self::Claim(by),
@@ -123,21 +137,43 @@ impl Step {
             Self::Reopen => Operation::Reopen {
                 expected: record?.clone(),
             },
-            Self::ReopenAnother => {
-                let state = State::Completed {
-                    by: token(9).tag(),
-                    result: Bytes::new(),
-                };
-                Operation::Reopen {
-                    expected: Record {
-                        state,
-                        ..record?.clone()
-                    },
-                }
-            }
+            Self::ReopenAnother => Operation::Reopen {
+                expected: another(record?),
+            },
+            Self::ResolveCompleted(by) => Operation::Resolve {
+                expected: record?.clone(),
+                token: token(by),
+                resolution: Resolution::Completed { result: result(by) },
+                retention,
+            },
+            Self::ResolveFailed(by) => Operation::Resolve {
+                expected: record?.clone(),
+                token: token(by),
+                resolution: Resolution::Failed { reason: reason(by) },
+                retention,
+            },
+            Self::ResolveAnother => Operation::Resolve {
+                expected: another(record?),
+                token: token(9),
+                resolution: Resolution::Completed { result: result(9) },
+                retention,
+            },
             _ => return None,
         };
         Some(operation)
+    }
+}
+
+/// A record that the key does not have.
+fn another(record: &Record) -> Record {
+    Record {
+        state: State::Failed {
+            by: token(8).tag(),
+            attempt: 1,
+            handed_over: true,
+            reason: "another".to_owned(),
+        },
+        ..record.clone()
     }
 }
 

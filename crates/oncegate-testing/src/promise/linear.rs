@@ -111,6 +111,9 @@ impl Model {
         if call.op == Op::Reopen {
             return vec![self.clone()];
         }
+        if let Op::Resolve { .. } = call.op {
+            return self.after_resolve(call);
+        }
         // What is no operation explains nothing.
         let Some(operation) = call.op.operation() else {
             return Vec::new();
@@ -128,6 +131,23 @@ impl Model {
                 })
             })
             .collect()
+    }
+
+    /// The states after an operator's resolve: what the operator had read is not known.
+    fn after_resolve(&self, call: &KeyCall) -> Vec<Self> {
+        let is_held = call.answer.as_ref().map(StoreAnswer::is_held);
+        let unchanged = (is_held != Some(true)).then(|| self.clone());
+        let candidates = self.over(call).into_iter().chain([self.record.clone()]);
+        let resolved = candidates.flatten().filter_map(|record| {
+            let operation = call.op.resolve(&record)?;
+            let (after, reply) = apply(NOW, Some(record), &operation);
+            let is_applied = matches!(reply, Reply::Applied { .. }) && is_held != Some(false);
+            is_applied.then(|| Self {
+                record: after.map(fresh),
+                protected_until_us: self.protected_until_us,
+            })
+        });
+        unchanged.into_iter().chain(resolved).collect()
     }
 
     /// The record with its lease or delay over, if it can be by the time of the answer.

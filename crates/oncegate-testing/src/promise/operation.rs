@@ -4,8 +4,8 @@ use std::num::ParseIntError;
 use std::time::Duration;
 
 use oncegate_core::key::Fingerprint;
-use oncegate_core::record::{FencingToken, Recovery, Token, TokenTag};
-use oncegate_core::rules::{Grant, Operation, ReleaseCause, Reply, Verdict};
+use oncegate_core::record::{FencingToken, Record, Recovery, Token, TokenTag};
+use oncegate_core::rules::{Grant, Operation, ReleaseCause, Reply, Resolution, Verdict};
 use serde::{Deserialize, Serialize};
 
 /// An operation on a key, as far as it decides anything: [`Operation`] as plain data. Tokens are
@@ -46,6 +46,11 @@ pub enum Op {
     HandOver { by: String },
     /// Lets a finished key run again.
     Reopen,
+    /// Ends the key for an operator: as completed with this result, or as failed.
+    Resolve {
+        token: String,
+        result: Option<String>,
+    },
     /// The store loses all records: the effect of a fault, not an operation.
     Forget,
 }
@@ -167,6 +172,15 @@ impl Op {
             },
             Operation::HandOver { by } => Self::HandOver { by: hex(&by.0) },
             Operation::Reopen { .. } => Self::Reopen,
+            Operation::Resolve {
+                token, resolution, ..
+            } => Self::Resolve {
+                token: token_text(*token),
+                result: match resolution {
+                    Resolution::Completed { result } => Some(text(result)),
+                    Resolution::Failed { .. } => None,
+                },
+            },
         }
     }
 
@@ -231,13 +245,41 @@ impl Op {
                 retention: Duration::from_millis(*retention_ms),
             },
             Self::HandOver { by } => Operation::HandOver { by: tag_of(by)? },
-            Self::Reopen | Self::Forget => return None,
+            Self::Reopen | Self::Resolve { .. } | Self::Forget => return None,
+        })
+    }
+
+    /// The operation of an operator who has read this record, for [`Op::Resolve`] alone. The
+    /// reason of a failure is not known.
+    pub(super) fn resolve(&self, expected: &Record) -> Option<Operation> {
+        let Self::Resolve { token, result } = self else {
+            return None;
+        };
+        Some(Operation::Resolve {
+            expected: expected.clone(),
+            token: token_of(token)?,
+            resolution: match result.clone() {
+                Some(result) => Resolution::Completed {
+                    result: result.into(),
+                },
+                None => Resolution::Failed {
+                    reason: String::new(),
+                },
+            },
+            retention: Duration::MAX,
         })
     }
 
     /// Returns whether it reports that the handler has succeeded.
     pub fn completes(&self) -> bool {
-        matches!(self, Self::Complete { .. })
+        matches!(
+            self,
+            Self::Complete { .. }
+                | Self::Resolve {
+                    result: Some(_),
+                    ..
+                }
+        )
     }
 
     pub(super) fn token(&self) -> Option<&str> {
@@ -247,7 +289,7 @@ impl Op {
             | Self::Complete { token, .. }
             | Self::Release { token, .. }
             | Self::Fail { token, .. } => Some(token),
-            Self::HandOver { .. } | Self::Reopen | Self::Forget => None,
+            Self::HandOver { .. } | Self::Reopen | Self::Resolve { .. } | Self::Forget => None,
         }
     }
 }

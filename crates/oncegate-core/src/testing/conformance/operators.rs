@@ -1,13 +1,15 @@
 //! Cases for hand-over, reopen, read, the descriptor and the check.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::bench::{APPLIED, LEASE, RETENTION, STEP, StoreUnderTest, completion};
+use super::bench::{APPLIED, LEASE, RETENTION, STEP, StoreUnderTest, completion, done, join_all};
 use crate::key::StoreKey;
-use crate::record::{Recovery, State, TokenTag};
-use crate::rules::{Operation, REOPENED, ReleaseCause, Reply, Verdict};
+use crate::record::{Record, Recovery, State, StoreTime, Token, TokenTag};
+use crate::rules::{Operation, REOPENED, ReleaseCause, Reply, Resolution, Verdict};
 use crate::store::{DeadLetterStop, Epoch, Halt, Pause, ScopeDescriptor, StoreError};
 
 pub(super) async fn a_hand_over_marks_a_failed_record(subject: &StoreUnderTest<'_>) {
@@ -265,6 +267,216 @@ pub(super) async fn a_fencing_token_grows_over_a_reopen(subject: &StoreUnderTest
     assert!(second > first, "{second:?} after {first:?}");
 }
 
+/// The resolution of an operator who has seen the effect.
+fn happened(result: &'static str) -> Resolution {
+    Resolution::Completed {
+        result: Bytes::from_static(result.as_bytes()),
+    }
+}
+
+/// The resolution of an operator who wants no further attempt.
+fn given_up(reason: &str) -> Resolution {
+    Resolution::Failed {
+        reason: reason.to_owned(),
+    }
+}
+
+async fn resolve(
+    subject: &StoreUnderTest<'_>,
+    key: &StoreKey,
+    expected: &Record,
+    token: Token,
+    resolution: Resolution,
+) -> Reply {
+    let resolve = Operation::Resolve {
+        expected: expected.clone(),
+        token,
+        resolution,
+        retention: RETENTION,
+    };
+    subject.apply(key, resolve).await
+}
+
+// invariant: operator-decides
+pub(super) async fn a_resolve_ends_every_record_that_is_open(subject: &StoreUnderTest<'_>) {
+    let fingerprint = Some(super::super::fingerprint(3, 9));
+    let keys = subject.in_every_state(fingerprint).await;
+    for (key, state) in &keys {
+        let is_open = matches!(*state, "over" | "due" | "released");
+        let seen = subject.read(key).await.expect("every state has a record");
+        let token = subject.token();
+        let reply = resolve(subject, key, &seen, token, given_up("skipped")).await;
+        let now = subject.read(key).await.expect("it is kept");
+        if is_open {
+            assert_eq!(reply, APPLIED, "{state}");
+            let failed = State::Failed {
+                by: token.tag(),
+                attempt: 1,
+                handed_over: false,
+                reason: "skipped".to_owned(),
+            };
+            assert_eq!(
+                (now.state, now.fingerprint),
+                (failed, fingerprint),
+                "{state}"
+            );
+        } else {
+            assert_eq!(reply, Reply::NotOwner, "{state}");
+            assert!(now.same_content(&seen), "{state}");
+        }
+        // What has failed may turn out to have happened. What runs or is completed stays as it is.
+        let is_open = is_open || *state == "failed";
+        let seen = subject.read(key).await.expect("every state has a record");
+        let token = subject.token();
+        let reply = resolve(subject, key, &seen, token, happened("by hand")).await;
+        let now = subject.read(key).await.expect("it is kept");
+        if is_open {
+            assert_eq!(reply, APPLIED, "{state}");
+            assert_eq!(now.fingerprint, fingerprint, "{state}");
+            let reply = subject.claim_as(key, subject.token(), fingerprint).await;
+            let completed = Reply::Verdict {
+                verdict: done("by hand"),
+                uncompared: false,
+            };
+            assert_eq!(reply, completed, "{state}");
+        } else {
+            assert_eq!(reply, Reply::NotOwner, "{state}");
+            assert!(now.same_content(&seen), "{state}");
+        }
+    }
+    for (key, state) in keys {
+        if state != "pending" {
+            subject.pass(&key, RETENTION + STEP / 2).await;
+            assert_eq!(subject.read(&key).await, None, "{state}");
+        }
+    }
+}
+
+pub(super) async fn a_resolve_compares_the_record(subject: &StoreUnderTest<'_>) {
+    let key = subject.key("a");
+    let first = subject.token();
+    subject.granted(&key, first).await;
+    subject.pass(&key, 2 * STEP).await;
+    let seen = subject
+        .read(&key)
+        .await
+        .expect("a claimed key has a record");
+    // Another attempt has begun and ended since.
+    let second = subject.token();
+    subject.granted(&key, second).await;
+    let before = subject.read(&key).await;
+    for resolution in [happened("stale"), given_up("stale")] {
+        let token = subject.token();
+        let reply = resolve(subject, &key, &seen, token, resolution).await;
+        assert_eq!(reply, Reply::NotOwner);
+        assert_eq!(subject.read(&key).await, before);
+    }
+    assert_eq!(subject.complete(&key, second, "done").await, APPLIED);
+    let absent = subject.key("absent");
+    for resolution in [happened("stale"), given_up("stale")] {
+        let token = subject.token();
+        let reply = resolve(subject, &absent, &seen, token, resolution.clone()).await;
+        assert_eq!(reply, Reply::NotOwner);
+        assert_eq!(subject.read(&absent).await, None);
+        let reply = resolve(subject, &key, &seen, token, resolution).await;
+        assert_eq!(reply, Reply::NotOwner);
+    }
+    assert_eq!(subject.claim(&key, subject.token()).await, done("done"));
+}
+
+pub(super) async fn a_resolve_spares_an_attempt_that_runs(subject: &StoreUnderTest<'_>) {
+    let key = subject.key("a");
+    let owner = subject.token();
+    subject.granted(&key, owner).await;
+    let seen = subject
+        .read(&key)
+        .await
+        .expect("a claimed key has a record");
+    for resolution in [happened("too early"), given_up("too early")] {
+        let token = subject.token();
+        let reply = resolve(subject, &key, &seen, token, resolution).await;
+        assert_eq!(reply, Reply::NotOwner, "its lease is not over");
+    }
+    // The operator has read a lease that was over; then a heartbeat came. The content is the same.
+    subject.pass(&key, 2 * STEP).await;
+    let seen = subject
+        .read(&key)
+        .await
+        .expect("a claimed key has a record");
+    assert_eq!(subject.extend(&key, owner, LEASE).await, APPLIED);
+    let token = subject.token();
+    let reply = resolve(subject, &key, &seen, token, given_up("too early")).await;
+    assert_eq!(reply, Reply::NotOwner, "its lease goes on");
+    assert_eq!(subject.complete(&key, owner, "done").await, APPLIED);
+}
+
+pub(super) async fn a_repeated_resolve_changes_nothing(subject: &StoreUnderTest<'_>) {
+    for resolution in [happened("by hand"), given_up("skipped")] {
+        let word = format!("{resolution:?}");
+        let key = subject.key(&word);
+        let owner = subject.token();
+        subject.granted(&key, owner).await;
+        assert_eq!(
+            subject
+                .release(&key, owner, LEASE, ReleaseCause::Discarded)
+                .await,
+            APPLIED,
+            "a retry that is not due may be resolved, too"
+        );
+        let seen = subject
+            .read(&key)
+            .await
+            .expect("a released key has a record");
+        let token = subject.token();
+        let first = resolve(subject, &key, &seen, token, resolution.clone()).await;
+        assert_eq!(first, APPLIED, "{word}");
+        let before = subject.read(&key).await;
+        let again = resolve(subject, &key, &seen, token, resolution.clone()).await;
+        assert_eq!(again, APPLIED, "{word}: its first reply was lost");
+        let other = resolve(subject, &key, &seen, subject.token(), resolution).await;
+        assert_eq!(other, Reply::NotOwner, "{word}: another operator was first");
+        assert_eq!(subject.read(&key).await, before, "{word}");
+        assert_eq!(
+            subject.complete(&key, owner, "stale").await,
+            Reply::NotOwner,
+            "{word}"
+        );
+    }
+}
+
+/// A message either runs or is resolved, never both.
+pub(super) async fn a_resolve_wins_or_loses_against_claims_as_a_whole(
+    subject: &StoreUnderTest<'_>,
+) {
+    for round in 0..8 {
+        let key = subject.key(&format!("round {round}"));
+        subject.granted(&key, subject.token()).await;
+        subject.pass(&key, 2 * STEP).await;
+        let seen = subject
+            .read(&key)
+            .await
+            .expect("a claimed key has a record");
+        let token = subject.token();
+        let mut racing: Vec<Pin<Box<dyn Future<Output = bool> + Send + '_>>> = Vec::new();
+        for _ in 0..3 {
+            let claimant = subject.token();
+            let key = &key;
+            racing.push(Box::pin(async move {
+                matches!(subject.claim(key, claimant).await, Verdict::Granted(_))
+            }));
+        }
+        racing.push(Box::pin(async {
+            resolve(subject, &key, &seen, token, happened("by hand")).await == APPLIED
+        }));
+        let won = join_all(racing).await;
+        assert_eq!(
+            won.iter().filter(|won| **won).count(),
+            1,
+            "round {round}: {won:?}"
+        );
+    }
+}
+
 pub(super) async fn a_read_shows_the_record_and_changes_nothing(subject: &StoreUnderTest<'_>) {
     assert_eq!(subject.read(&subject.key("absent")).await, None);
     for (key, state) in subject
@@ -407,6 +619,21 @@ pub(super) async fn a_spoilt_record_is_never_an_answer(subject: &StoreUnderTest<
             retention: RETENTION,
         },
         Operation::HandOver { by: token.tag() },
+        Operation::Resolve {
+            expected: Record {
+                expires_at: StoreTime::default(),
+                fingerprint: None,
+                state: State::Failed {
+                    by: token.tag(),
+                    attempt: 1,
+                    handed_over: true,
+                    reason: String::new(),
+                },
+            },
+            token,
+            resolution: happened("done"),
+            retention: RETENTION,
+        },
     ];
     for operation in operations {
         let what = format!("{operation:?}");

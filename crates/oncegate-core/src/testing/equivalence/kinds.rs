@@ -45,6 +45,8 @@ const KINDS: &[&str] = &[
     "hand over not owner",
     "reopen applied",
     "reopen not owner",
+    "resolve applied",
+    "resolve not owner",
 ];
 
 impl Reached {
@@ -86,6 +88,7 @@ pub(super) fn kinds(
         Operation::Fail { .. } => ("fail applied", "fail not owner"),
         Operation::HandOver { .. } => ("hand over applied", "hand over not owner"),
         Operation::Reopen { .. } => ("reopen applied", "reopen not owner"),
+        Operation::Resolve { .. } => ("resolve applied", "resolve not owner"),
     };
     vec![match reply {
         Reply::Applied { recreated: true } => "complete recreated",

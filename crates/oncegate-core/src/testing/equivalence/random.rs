@@ -9,7 +9,7 @@ use crate::key::Fingerprint;
 use crate::record::{
     FencingToken, MAX_REASON_BYTES, Record, Recovery, State, StoreTime, TAIL, Token, TokenTag,
 };
-use crate::rules::{Operation, ReleaseCause};
+use crate::rules::{Operation, ReleaseCause, Resolution};
 use crate::testing::fingerprint;
 
 /// The unit in which time passes.
@@ -170,9 +170,10 @@ impl Choices {
                     retention: self.retention(),
                 }
             }
-            84..91 => Operation::HandOver {
+            84..89 => Operation::HandOver {
                 by: self.failed_by(record),
             },
+            89..95 if let Some(expected) = expected => self.resolve(token, expected.clone()),
             _ => match expected {
                 Some(expected) => Operation::Reopen {
                     expected: expected.clone(),
@@ -181,6 +182,25 @@ impl Choices {
                     by: self.failed_by(record),
                 },
             },
+        }
+    }
+
+    /// A resolve, sometimes with the token of one of before.
+    fn resolve(&mut self, token: Token, expected: Record) -> Operation {
+        let resolution = if self.random.bool() {
+            Resolution::Completed {
+                result: Bytes::from_static(self.pick(RESULTS)),
+            }
+        } else {
+            Resolution::Failed {
+                reason: self.reason(),
+            }
+        };
+        Operation::Resolve {
+            expected,
+            token,
+            resolution,
+            retention: self.retention(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Plausible bugs, each of which the check must find.
 
 mod claims;
+mod resolves;
 
 use std::time::Duration;
 
@@ -11,6 +12,9 @@ use self::claims::{
     claim_ignores_fingerprint, claim_takes_completed, completed_before_fingerprint,
     fencing_token_stands, fencing_token_starts_over, lease_ends_early, lease_ends_late,
     takeover_uncounted, takeover_unflagged,
+};
+use self::resolves::{
+    repeated_resolve_is_lost, resolve_of_completed, resolve_of_running, resolve_without_compare,
 };
 use crate::Rules;
 
@@ -68,6 +72,13 @@ pub(crate) const ALL: &[(&str, Rules)] = &[
     ("hand-over without a tag compare", hand_over_without_compare),
     ("reopen does not compare", reopen_without_compare),
     ("a grant does not report a reopen", reopen_untold),
+    ("resolve does not compare", resolve_without_compare),
+    (
+        "resolve takes a running attempt's record",
+        resolve_of_running,
+    ),
+    ("resolve changes a completed record", resolve_of_completed),
+    ("a repeated resolve is refused", repeated_resolve_is_lost),
     ("lost changes the record", lost_changes),
 ];
 
