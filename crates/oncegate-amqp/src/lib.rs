@@ -61,7 +61,7 @@
 //!
 //! | header | value |
 //! |---|---|
-//! | `oncegate-reason` | the cause (`bad_key`, `permanent`, `attempts_used_up`, `mismatch` or `not_handed_over`) and the reason as text on one line, at most 1 KiB |
+//! | `oncegate-reason` | the cause (`bad_key`, `permanent`, `attempts_used_up`, `mismatch`, `not_handed_over` or `outcome_unknown`) and the reason as text on one line, at most 1 KiB |
 //! | `oncegate-origin` | a JSON object: `id`, which copies of one dead letter have in common, `route`, `origin`, `scope`, `key`, `cause`, `attempts`, `first_failed_at_ms` (if the process that dead-lettered it saw that), `failed_at_ms`, `timestamp_ms`, `exchange`, `routing_key`, `user_id`, `expiration`, `tombstone`, and `left_out`, the names of headers that had no room in a frame |
 //!
 //! # Not obvious

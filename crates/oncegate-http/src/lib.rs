@@ -95,6 +95,11 @@
 //! under this key.
 //! # given-up
 //! The status of the response. The handler gave up for good.
+//! # outcome-undecided
+//! 409. An earlier attempt ended without an outcome, for example because its process was killed,
+//! and the gate has [`AfterUnknown::GiveUp`](crate::AfterUnknown::GiveUp): the request is not
+//! handled again until an operator has looked what became of it. `oncegate complete --store-key`
+//! says that it was done, and `oncegate reset` lets it run again.
 //! # misconfigured
 //! 500. The gate cannot be opened; the service's log contains what to change.
 //!
@@ -481,6 +486,7 @@ impl IdempotencyLayer {
         let Settings {
             max_request_bytes,
             max_attempts,
+            fail_open,
             ..
         } = self.settings;
         let max_response_bytes = self.kept_response_bytes();
@@ -505,6 +511,11 @@ impl IdempotencyLayer {
         if max_response_bytes > self.gate.largest_result_bytes() {
             return self.refuse_setting(
                 "`max_response_bytes` is more than the gate keeps; raise its `max_result_bytes`, or give it `large_results`",
+            );
+        }
+        if fail_open && self.gate.gives_up_unknown() {
+            return self.refuse_setting(
+                "the layer fails open, and its gate has `AfterUnknown::GiveUp`: without its store nothing is known of earlier attempts; leave one of them out",
             );
         }
         if !(1..=MAX_ATTEMPTS_LIMIT).contains(&max_attempts) {

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use ::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use ::http::{HeaderValue, Response, StatusCode};
 use bytes::Bytes;
+use oncegate_runtime::running::policy::OUTCOME_UNKNOWN;
 use serde::Serialize;
 
 use super::body::Body;
@@ -82,6 +83,10 @@ impl Problem {
                 cause: Cause::Handler,
                 ..
             }) => "given-up",
+            Self::Failed(GivenUp {
+                cause: Cause::OutcomeUnknown,
+                ..
+            }) => "outcome-undecided",
             Self::Misconfigured => "misconfigured",
         }
     }
@@ -145,6 +150,10 @@ impl Problem {
                 cause: Cause::Handler,
                 ..
             }) => "It was given up",
+            Self::Failed(GivenUp {
+                cause: Cause::OutcomeUnknown,
+                ..
+            }) => "It may have been done before",
             Self::Misconfigured => "The service is set up wrongly",
         }
     }
@@ -196,6 +205,12 @@ impl Problem {
             }
             Self::HandlerPanicked => "Send it again with the same key.",
             Self::NotCommitted => "Nothing of it was done. Send it again with the same key.",
+            Self::Failed(GivenUp {
+                cause: Cause::OutcomeUnknown,
+                ..
+            }) => {
+                "An earlier attempt ended without an outcome. The request is not handled again under this key until an operator has looked what became of it."
+            }
             Self::Failed(_) => "The request is not handled again under this key.",
             Self::Misconfigured => "Nothing was done. The service's log contains what to change.",
         };
@@ -237,6 +252,8 @@ pub(super) struct GivenUp {
 pub(super) enum Cause {
     AttemptsExhausted,
     Handler,
+    /// An earlier attempt ended without an outcome, and the gate is set to give up then.
+    OutcomeUnknown,
 }
 
 const ATTEMPTS_EXHAUSTED: &str = "attempts exhausted, the last with HTTP status ";
@@ -248,6 +265,8 @@ impl fmt::Display for GivenUp {
         let words = match self.cause {
             Cause::AttemptsExhausted => ATTEMPTS_EXHAUSTED,
             Cause::Handler => HANDLER,
+            // The gate writes this reason itself.
+            Cause::OutcomeUnknown => return f.write_str(OUTCOME_UNKNOWN),
         };
         write!(f, "{words}{}", self.status.as_u16())
     }
@@ -257,6 +276,12 @@ impl FromStr for GivenUp {
     type Err = ();
 
     fn from_str(reason: &str) -> Result<Self, ()> {
+        if reason.starts_with(OUTCOME_UNKNOWN) {
+            return Ok(Self {
+                cause: Cause::OutcomeUnknown,
+                status: StatusCode::CONFLICT,
+            });
+        }
         let (cause, status) = match (
             reason.strip_prefix(ATTEMPTS_EXHAUSTED),
             reason.strip_prefix(HANDLER),
@@ -285,6 +310,9 @@ mod tests {
             };
             assert_eq!(given_up.to_string().parse(), Ok(given_up));
         }
+        let unknown = format!("{OUTCOME_UNKNOWN}attempt 1 ended without reporting one");
+        let unknown: GivenUp = unknown.parse().unwrap();
+        assert_eq!(unknown.cause, Cause::OutcomeUnknown);
         assert_eq!("something else".parse::<GivenUp>(), Err(()));
     }
 }

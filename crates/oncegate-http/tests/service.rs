@@ -237,8 +237,10 @@ fn post<B>(key: &str, body: B) -> Request<B> {
         .unwrap()
 }
 
-async fn call<B>(service: &Idempotency<Limited>, request: Request<B>) -> Response<Body>
+async fn call<S, B>(service: &Idempotency<S>, request: Request<B>) -> Response<Body>
 where
+    S: Service<Request<Body>, Response = Response<Body>, Error = BoxError> + Clone + Send + 'static,
+    S::Future: Send + 'static,
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
@@ -337,4 +339,55 @@ async fn a_body_in_pieces_of_one_byte_takes_the_memory_of_its_bytes() {
         .unwrap()
         .to_bytes();
     assert_eq!(body, BODY_BYTES.to_string());
+}
+
+/// Never responds, and counts its calls.
+#[derive(Clone, Debug, Default)]
+struct Hangs(Arc<AtomicUsize>);
+
+impl Service<Request<Body>> for Hangs {
+    type Response = Response<Body>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Response<Body>, BoxError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        self.0.fetch_add(1, SeqCst);
+        Box::pin(pending())
+    }
+}
+
+// invariant: outcome-unknown
+#[tokio::test(start_paused = true)]
+async fn a_request_without_an_outcome_is_not_handled_again() {
+    let lease = Duration::from_secs(1);
+    let gate = request_gate("payments", MemoryStore::new())
+        .lease(lease)
+        .max_run(lease)
+        .after_unknown(oncegate::AfterUnknown::GiveUp);
+    let handler = Hangs::default();
+    let service = IdempotencyLayer::new(gate, Principal::single_tenant()).layer(handler.clone());
+    let unanswered = call(&service, second()).await;
+    assert!(unanswered.status().is_server_error(), "{unanswered:?}");
+    advance(lease * 10).await;
+    for _ in 0..2 {
+        let undecided = call(&service, second()).await;
+        assert_eq!(undecided.status(), StatusCode::CONFLICT);
+        let body = undecided.into_body().collect().await.unwrap().to_bytes();
+        let problem = String::from_utf8(body.to_vec()).unwrap();
+        assert!(problem.contains("outcome-undecided"), "{problem}");
+    }
+    assert_eq!(handler.0.load(SeqCst), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failing_open_and_giving_up_exclude_each_other() {
+    let gate =
+        request_gate("payments", MemoryStore::new()).after_unknown(oncegate::AfterUnknown::GiveUp);
+    let layer = IdempotencyLayer::new(gate, Principal::single_tenant()).fail_open();
+    let refused = call(&layer.layer(Limited::new(1)), second()).await;
+    assert_eq!(refused.status(), StatusCode::INTERNAL_SERVER_ERROR);
 }

@@ -45,7 +45,7 @@
 //! | `oncegate-origin-timestamp` | its original timestamp, in milliseconds since 1970 |
 //! | `oncegate-scope` | the scope of the gate that dead-lettered it |
 //! | `oncegate-key` | its idempotency key, if one could be derived |
-//! | `oncegate-cause` | `bad_key`, `permanent`, `attempts_used_up`, `mismatch` or `not_handed_over` |
+//! | `oncegate-cause` | `bad_key`, `permanent` or another name of a `DeadLetterCause` |
 //! | `oncegate-reason` | the reason as text on one line, at most 1 KiB; when the attempts are used up, that of the last one, if this process has seen it |
 //! | `oncegate-attempts` | how many attempts ran; 0 when another process had given it up |
 //! | `oncegate-first-failed-at` | when its first attempt failed, in milliseconds since 1970, if the same process saw that, or the message came from a retry topic |

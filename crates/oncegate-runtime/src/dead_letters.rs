@@ -143,16 +143,20 @@ pub enum DeadLetterCause {
     Mismatch,
     /// The message failed before, and that process ended before the dead letter was written.
     NotHandedOver,
+    /// An attempt ended without an outcome, and the message must not run again by itself
+    /// ([`AfterUnknown::GiveUp`](crate::gate::AfterUnknown::GiveUp)): its effect may have happened.
+    OutcomeUnknown,
 }
 
 impl DeadLetterCause {
     /// Every cause.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::BadKey,
         Self::Permanent,
         Self::AttemptsUsedUp,
         Self::Mismatch,
         Self::NotHandedOver,
+        Self::OutcomeUnknown,
     ];
 
     /// Returns the lower-case name for headers and metrics.
@@ -163,6 +167,7 @@ impl DeadLetterCause {
             Self::AttemptsUsedUp => "attempts_used_up",
             Self::Mismatch => "mismatch",
             Self::NotHandedOver => "not_handed_over",
+            Self::OutcomeUnknown => "outcome_unknown",
         }
     }
 }
@@ -181,7 +186,9 @@ impl FromStr for DeadLetterCause {
 
 /// The error for a text that names no cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it must be one of bad_key, permanent, attempts_used_up, mismatch, not_handed_over")]
+#[error(
+    "it must be one of bad_key, permanent, attempts_used_up, mismatch, not_handed_over, outcome_unknown"
+)]
 pub struct UnknownCause;
 
 #[cfg(test)]

@@ -46,8 +46,8 @@ pub use consumer::{Consumer, ConsumerError, ConsumerSettings, Monitor, Ordering,
 pub use documents::Documents;
 pub use failure::{BoxError, Failure, OrPermanent};
 pub use gate::{
-    CheckedSource, Completion, Entry, Gate, GateError, GateSettings, Lease, NotCommitted,
-    OnStoreLoss, OtherBroker,
+    AfterUnknown, CheckedSource, Completion, Entry, Gate, GateError, GateSettings, Lease,
+    NotCommitted, OnStoreLoss, OtherBroker,
 };
 pub use handler::Handler;
 pub use health::{Health, Status};

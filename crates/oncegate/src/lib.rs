@@ -80,12 +80,13 @@ pub use oncegate_core as core;
 pub use oncegate_core::key::{Field, FingerprintSpec, Key, TenantSource};
 pub use oncegate_outbox as outbox;
 pub use oncegate_runtime::{
-    Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, BlockingSqlTransaction,
-    BoxError, Broker, CheckedSource, Codec, Completing, Completion, Consumer, ConsumerError,
-    ConsumerSettings, Counters, Documents, Entry, Event, Failure, Gate, GateError, GateSettings,
-    Handler, Header, Health, Lease, MemorySource, MemoryStore, Message, Monitor, NotCommitted,
-    Observer, OnStoreLoss, OrPermanent, Ordering, Origin, OtherBroker, Raw, SqlTransaction, Status,
-    Transactional, TransactionalBatchHandler, TransactionalHandler, Transactions, shutdown_signal,
+    AfterUnknown, Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched,
+    BlockingSqlTransaction, BoxError, Broker, CheckedSource, Codec, Completing, Completion,
+    Consumer, ConsumerError, ConsumerSettings, Counters, Documents, Entry, Event, Failure, Gate,
+    GateError, GateSettings, Handler, Header, Health, Lease, MemorySource, MemoryStore, Message,
+    Monitor, NotCommitted, Observer, OnStoreLoss, OrPermanent, Ordering, Origin, OtherBroker, Raw,
+    SqlTransaction, Status, Transactional, TransactionalBatchHandler, TransactionalHandler,
+    Transactions, shutdown_signal,
 };
 pub use oncegate_runtime::{
     attempt, backoff, batch, codec, consumer, dead_letters, failure, gate, handler, health,

@@ -13,7 +13,7 @@ use super::dead_letter_limit::DeadLetterLimit;
 use super::error::ConsumerError;
 use crate::backoff::{Backoff, LONGEST_TIME};
 use crate::batch::BatchLimits;
-use crate::gate::{Gate, GateSettings};
+use crate::gate::{AfterUnknown, Gate, GateSettings};
 use crate::running::policy::AttemptLimit;
 use crate::source::Terms;
 
@@ -324,6 +324,15 @@ impl ConsumerSettings {
                 format!(
                     "`fail_open_after` is set, and the gate `{scope}` is transactional or fenced: without its store \
                      there is no transaction and no fencing token"
+                ),
+            ));
+        }
+        if self.fail_open_after.is_some() && gate.after_unknown() == AfterUnknown::GiveUp {
+            findings.push(Finding::new(
+                "fail_open_after",
+                format!(
+                    "`fail_open_after` is set, and `after_unknown` of `{scope}` is give_up: without its store nothing \
+                     is known of earlier attempts, so a message could run twice; leave one of them out"
                 ),
             ));
         }

@@ -371,6 +371,8 @@ async fn hand_over(
     let first_failed_at = match cause {
         // Another process gave it up, at a time that is not recorded.
         DeadLetterCause::NotHandedOver => None,
+        // The first attempt did not report when it ended.
+        DeadLetterCause::OutcomeUnknown => message.first_failed_at(),
         // A message that failed at once, or never ran, failed for the first time now.
         _ if attempts <= 1 => Some(failed_at),
         _ => message.first_failed_at(),

@@ -9,7 +9,7 @@ use oncegate_core::rules::{Grant, Operation, Reply, Verdict};
 use oncegate_core::store::{Command, StoreError};
 use tokio::time::Instant;
 
-use super::{Identity, Lease, OpenGate};
+use super::{AfterUnknown, Identity, Lease, OpenGate};
 use crate::message::Message;
 use crate::observe::{Event, ExtraRunCause};
 
@@ -270,7 +270,9 @@ impl OpenGate {
         } else if grant.reopened {
             Some(ExtraRunCause::Reset)
         } else if grant.recovery == Recovery::Takeover {
-            Some(ExtraRunCause::CrashTakeover)
+            // What is given up instead does not run.
+            let runs = self.settings.after_unknown() == AfterUnknown::Retry;
+            runs.then_some(ExtraRunCause::CrashTakeover)
         } else if grant.attempt == 1 && is_older_than(message, self.settings.retention) {
             Some(ExtraRunCause::Retention)
         } else if grant.attempt == 1 && self.is_older_than_a_loss(message) {

@@ -9,10 +9,12 @@ use oncegate_core::store::StoreError;
 use tokio::time::Instant;
 
 use super::pending::REPEAT_BACKOFF;
-use super::{Claimed, Gate, GateError, Lease, OpenClaim, OpenGate, Unfetched};
+use super::{Claimed, Completion, Gate, GateError, Lease, OpenClaim, OpenGate, Unfetched};
 use crate::codec::FromStored;
 use crate::failure::BoxError;
+use crate::handler::BoxFuture;
 use crate::message::Message;
+use crate::running::policy::outcome_unknown;
 
 /// The outcome of a claim.
 #[derive(Debug)]
@@ -65,11 +67,36 @@ impl fmt::Debug for Stored {
     }
 }
 
+/// Gives up a message whose earlier attempt ended without an outcome.
+///
+/// Boxed: few messages come here, and otherwise every message's future would be larger.
+fn give_up(lease: Lease) -> BoxFuture<'static, Entry> {
+    Box::pin(given_up(lease))
+}
+
+async fn given_up(lease: Lease) -> Entry {
+    let reason = outcome_unknown(lease.attempt().number(), None);
+    tracing::warn!(key = %lease.store_key(), reason, "the message is not run again");
+    match lease.fail(&reason).await {
+        Completion::Applied => Entry::Failed {
+            reason,
+            handed_over: false,
+        },
+        // Another owner has taken over, and its outcome counts.
+        Completion::NotOwner => Entry::Busy {
+            retry_in: Duration::from_millis(1),
+        },
+    }
+}
+
 impl Gate {
     /// Claims the key of `message`.
     ///
     /// While an answer of the store is unknown, the claim is sent again with the same token, for up
     /// to a lease. A dropped future releases what it may have been granted.
+    ///
+    /// With [`AfterUnknown::GiveUp`](super::AfterUnknown::GiveUp), a message whose earlier attempt
+    /// ended without an outcome is [`Failed`](Entry::Failed).
     ///
     /// # Errors
     /// Returns an error when the gate cannot be opened, no key can be made, or the store, the
@@ -85,6 +112,7 @@ impl Gate {
         let claimed = gate.send_until_known(&mut claim, message).await?;
         Ok(match claimed {
             // The caller runs under it at once.
+            Claimed::Granted(lease) if lease.not_to_run(None).is_some() => give_up(lease).await,
             Claimed::Granted(lease) => {
                 lease.begin_run(Instant::now());
                 Entry::Granted(lease)

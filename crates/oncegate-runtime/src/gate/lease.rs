@@ -25,6 +25,7 @@ use crate::completing::RunCompletion;
 use crate::failure::BoxError;
 use crate::message::Message;
 use crate::observe::{Event, ExtraRunCause};
+use crate::running::policy::{AttemptLimit, GiveUp, before_run};
 
 /// The outcome of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,6 +146,15 @@ impl Lease {
     pub(crate) fn is_suspect(&self) -> bool {
         const FIRST_SUSPECT_ATTEMPT: u8 = 3;
         self.grant.recovery != Recovery::None && self.grant.attempt >= FIRST_SUSPECT_ATTEMPT
+    }
+
+    /// Returns why its run must not begin; `None` if it may. `limit` is `None` where it is not
+    /// looked at.
+    pub(crate) fn not_to_run(&self, limit: Option<AttemptLimit>) -> Option<GiveUp> {
+        // Without its store, nothing is known of earlier attempts.
+        let is_unknown = self.attempt.recovered() && !self.attempt.is_fail_open();
+        let after_unknown = self.gate.settings.after_unknown();
+        before_run(self.attempt.number(), is_unknown, after_unknown, limit)
     }
 
     /// Flags the attempt as recovered: an earlier attempt of this process may have had its effect,

@@ -51,6 +51,7 @@ mod shard_markers;
 mod store_position;
 mod witnesses;
 
+pub use crate::running::policy::AfterUnknown;
 pub(crate) use claim::{Claimed, OpenClaim};
 pub(crate) use committed::Committed;
 pub use committed::NotCommitted;
@@ -177,6 +178,18 @@ impl Gate {
     pub fn transactional(mut self) -> Self {
         self.settings.transactional = true;
         self
+    }
+
+    /// Sets what follows [an attempt without an outcome](GateSettings::after_unknown):
+    /// [`AfterUnknown::Retry`] by default.
+    pub fn after_unknown(mut self, after_unknown: AfterUnknown) -> Self {
+        self.settings.after_unknown = after_unknown;
+        self
+    }
+
+    /// Returns whether a message is given up after an attempt without an outcome.
+    pub fn gives_up_unknown(&self) -> bool {
+        self.settings.after_unknown() == AfterUnknown::GiveUp
     }
 
     /// Sets what happens [when the store has lost records](GateSettings::on_store_loss):

@@ -7,6 +7,7 @@ use oncegate_core::settings::Finding;
 use oncegate_core::settings::{Size, Time};
 
 use crate::codec::Codec;
+use crate::running::policy::AfterUnknown;
 
 /// The reaction of a gate whose store has lost records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,6 +82,19 @@ pub struct GateSettings {
     /// would lose the effect.
     #[cfg_attr(feature = "config", serde(skip))]
     pub transactional: bool,
+    /// The consequence of an attempt that ended without an outcome: `retry` runs the message again,
+    /// `give_up` never does, and makes it a dead letter of the cause `outcome_unknown`.
+    ///
+    /// An outcome is unknown when the process of an attempt ended, its lease was lost, its handler
+    /// did not end in time, or the worker's answer says so. Choose `give_up` for an effect that
+    /// must not happen twice and whose downstream service takes no idempotency key and cannot be
+    /// asked: a person decides then, by `oncegate complete` or a redrive. It costs a dead letter
+    /// for each message that was claimed when its process was killed, also where the handler had
+    /// not begun. A loss of records in the store is not covered: see `on_store_loss`.
+    ///
+    /// With a transactional handler it changes nothing: a transaction that is not committed is
+    /// known not to have happened.
+    pub after_unknown: AfterUnknown,
     /// What happens when the store has lost records: `halt` runs nothing until
     /// `oncegate accept loss`, `continue` runs messages again whose records are lost.
     ///
@@ -125,6 +139,7 @@ impl GateSettings {
         retention: Duration::from_secs(7 * 86_400),
         fenced: false,
         transactional: false,
+        after_unknown: AfterUnknown::Retry,
         on_store_loss: OnStoreLoss::Halt,
         other_broker: OtherBroker::Refused,
         codec: Codec::Json,
@@ -141,6 +156,16 @@ impl GateSettings {
     /// The largest result that is requested from a result store, whichever process stored it: 1
     /// GiB.
     pub(super) const MOST_LARGE_RESULT_BYTES: usize = 1024 * 1024 * 1024;
+
+    /// Returns what follows an attempt without an outcome, which a transaction always has: it is
+    /// committed with its record, or it has not happened.
+    pub(crate) fn after_unknown(&self) -> AfterUnknown {
+        if self.transactional {
+            AfterUnknown::Retry
+        } else {
+            self.after_unknown
+        }
+    }
 
     /// Returns what is wrong with these settings. None means that a gate accepts them.
     pub fn check(&self) -> Vec<Finding> {

@@ -158,6 +158,7 @@ const OPERATIONS: &[&str] = &[
     "fail",
     "hand_over",
     "reopen",
+    "resolve",
 ];
 
 const SCOPE: &[&str] = &["scope"];
@@ -215,6 +216,7 @@ pub const CATALOGUE: &[Metric] = &[
         "attempts_used_up",
         "mismatch",
         "not_handed_over",
+        "outcome_unknown",
     ]),
     Metric::counter(
         "breaker_changes",

@@ -300,7 +300,9 @@ impl Runner<'_> {
         let reason = failure.reason();
         let counted = !lease.was_cut_short();
         let (delay, counted) = match after_failure(failure.advice(), attempt, counted, self.limit) {
-            Consequence::GiveUp(GiveUp::Permanent | GiveUp::AttemptsUsedUp) => {
+            Consequence::GiveUp(
+                GiveUp::Permanent | GiveUp::AttemptsUsedUp | GiveUp::OutcomeUnknown,
+            ) => {
                 return self.give_up(lease, reason).await;
             }
             Consequence::Retry { after, counted } => {

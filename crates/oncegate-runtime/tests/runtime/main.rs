@@ -29,6 +29,7 @@ mod running;
 mod schemas;
 mod stop;
 mod tenants;
+mod unknown;
 mod waits;
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};

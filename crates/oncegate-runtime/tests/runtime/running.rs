@@ -8,8 +8,11 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use oncegate::core::testing::fault::{FaultStore, Faults};
+use oncegate::running::policy::OUTCOME_UNKNOWN;
 use oncegate::running::{Done, RunError};
-use oncegate::{Attempt, Counters, Failure, FingerprintSpec, Gate, Key, MemoryStore, Message};
+use oncegate::{
+    AfterUnknown, Attempt, Counters, Failure, FingerprintSpec, Gate, Key, MemoryStore, Message,
+};
 use tokio::time::{sleep, timeout};
 
 const LEASE: Duration = Duration::from_secs(1);
@@ -202,6 +205,29 @@ async fn a_future_that_is_dropped_ends_like_a_crash() {
         waits.run(&tick(), work).await.unwrap(),
         Done::Now((2, true))
     );
+}
+
+// invariant: outcome-unknown
+#[tokio::test(start_paused = true)]
+async fn work_without_an_outcome_is_given_up_if_the_gate_says_so() {
+    let processes = Processes::new();
+    let gate = processes.gate(1).after_unknown(AfterUnknown::GiveUp);
+    let job = tick();
+    let running = gate.run(&job, async |_: Attempt| {
+        sleep(LEASE * 100).await;
+        Ok(1)
+    });
+    timeout(LEASE * 2, running).await.unwrap_err();
+    let other = processes.gate(2).after_unknown(AfterUnknown::GiveUp);
+    let work = async |_: Attempt| -> Result<u32, Failure> { panic!("it must not run") };
+    for waits in [other.runner().wait(LEASE * 4), other.runner()] {
+        let given_up = waits.run(&tick(), work).await;
+        assert!(
+            matches!(&given_up, Err(RunError::GivenUp { reason }) if reason.starts_with(OUTCOME_UNKNOWN)),
+            "{given_up:?}"
+        );
+    }
+    assert_eq!(processes.counters.total("extra_runs"), 0);
 }
 
 // invariant: run-door

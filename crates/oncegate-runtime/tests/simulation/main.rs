@@ -67,6 +67,7 @@ fn number(name: &str) -> Option<u64> {
 // invariant: second-committed-effect
 // invariant: run-not-its-own
 // invariant: starts-after-the-stop
+// invariant: outcome-unknown
 #[test]
 fn whatever_happens_nothing_is_lost_and_extras_are_explained() {
     std::panic::set_hook(Box::new(|panic| {
@@ -151,7 +152,7 @@ impl Totals {
 }
 
 /// What the runs must have reached, or they prove nothing.
-const REACHED: [(&str, &str); 25] = [
+const REACHED: [(&str, &str); 26] = [
     ("claims", "granted"),
     ("claims", "completed"),
     ("claims", "busy"),
@@ -173,6 +174,7 @@ const REACHED: [(&str, &str); 25] = [
     ("dead_letters", "bad_key"),
     ("dead_letters", "permanent"),
     ("dead_letters", "attempts_used_up"),
+    ("dead_letters", "outcome_unknown"),
     ("store_errors", "unknown"),
     ("store_errors", "unavailable"),
     ("store_paused", "resumed"),

@@ -18,6 +18,8 @@ use crate::world::key;
 pub(crate) struct Witness {
     pub(crate) memory: Arc<MemoryStore>,
     pub(crate) ledger: Arc<Ledger>,
+    /// A message is given up when the outcome of an attempt is unknown.
+    pub(crate) gives_up_unknown: bool,
     /// The worker was asked to stop, and has had its time to notice.
     pub(crate) has_stopped: AtomicBool,
 }
@@ -28,6 +30,9 @@ impl Witness {
         self.has_not_stopped();
         if attempt.is_fail_open() {
             return;
+        }
+        if self.gives_up_unknown && attempt.recovered() {
+            self.note("a handler begins after an attempt without an outcome");
         }
         let key = key().compile(&Scope::new("sim").unwrap()).unwrap();
         let key = key.derive("payments", message).unwrap();

@@ -10,8 +10,8 @@ use oncegate::consumer::DeadLetterLimit;
 use oncegate::core::store::Store;
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::{
-    Backoff, BatchLimits, Batched, Consumer, ConsumerError, Counters, Gate, GateError, Key,
-    MemoryStore, OnStoreLoss, Ordering, Transactional,
+    AfterUnknown, Backoff, BatchLimits, Batched, Consumer, ConsumerError, Counters, Gate,
+    GateError, Key, MemoryStore, OnStoreLoss, Ordering, Transactional,
 };
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -150,9 +150,11 @@ impl World {
             .max_run(self.max_run());
         // A loss is one of the faults, and it is counted.
         let gate = gate.on_store_loss(OnStoreLoss::Continue);
+        let gate = gate.after_unknown(self.after_unknown());
         let witness = Arc::new(Witness {
             memory: Arc::clone(&self.memory),
             ledger: Arc::clone(&self.ledger),
+            gives_up_unknown: self.after_unknown() == AfterUnknown::GiveUp,
             has_stopped: AtomicBool::new(false),
         });
         let handler = Pay {
@@ -396,6 +398,17 @@ impl World {
         self.seed
             .is_multiple_of(5)
             .then(|| Duration::from_millis(self.seed / 5 % 4 * 500))
+    }
+
+    /// In one world of four, unless its workers run without a store, a message is given up when the
+    /// outcome of an attempt is unknown.
+    fn after_unknown(&self) -> AfterUnknown {
+        let is_set = self.seed % 6 == 4 || self.seed % 12 == 11;
+        if is_set && self.fails_open_after().is_none() {
+            AfterUnknown::GiveUp
+        } else {
+            AfterUnknown::Retry
+        }
     }
 
     /// In one world of three, and more often in the transactions that handlers are given, workers

@@ -21,7 +21,7 @@ use super::super::shared::Shared;
 use super::alone::all_permits;
 use super::calls::Work;
 use super::duplicate::Answering;
-use super::finish::{failed, used_up};
+use super::finish::{failed, not_run};
 use super::tasks::{Granted, Tasks};
 use super::{batch, calls};
 use crate::dead_letters::DeadLetterCause;
@@ -29,6 +29,7 @@ use crate::gate::{Claimed, Lease, OpenClaim};
 use crate::handler::BoxFuture;
 use crate::health::WaitCause;
 use crate::message::Message;
+use crate::running::policy::GiveUp;
 
 /// The time until a key is asked about again that is being moved between servers.
 const KEY_RECHECK: Duration = Duration::from_millis(700);
@@ -293,20 +294,20 @@ fn granted(
     ended: &mut Vec<Ended>,
 ) -> Option<Granted> {
     let progress = &member.item.past.progress;
-    let is_used_up = is_used_up(shared, &member.item, &lease);
+    if progress.is_effect_unknown() {
+        lease.mark_recovered();
+    }
+    let not_to_run = not_to_run(shared, &member.item, &lease);
     let runs_later = match purpose {
         Purpose::Inspect => !progress.is_rolled_back(),
         // Earlier attempts have ended their processes. It holds no failure that must be recorded
         // first.
-        Purpose::Run => lease.is_suspect() && !progress.is_rolled_back() && !is_used_up,
+        Purpose::Run => lease.is_suspect() && !progress.is_rolled_back() && not_to_run.is_none(),
         Purpose::RunAlone => false,
     };
     if runs_later {
         tasks.spawn(run_later(Arc::clone(tasks), member, lease));
         return None;
-    }
-    if progress.is_effect_unknown() {
-        lease.mark_recovered();
     }
     if let Some(rolled_back) = member.item.past.granted() {
         let end = failed(
@@ -320,8 +321,8 @@ fn granted(
         return None;
     }
     let span = shared.spans.run(&lease);
-    if is_used_up {
-        let end = used_up(&member.item, lease);
+    if let Some(why) = not_to_run {
+        let end = not_run(&member.item, lease, why);
         tasks.settle(ended, member, end);
         return None;
     }
@@ -332,11 +333,11 @@ fn granted(
     })
 }
 
-/// Returns whether all attempts of the message were used before this one.
-fn is_used_up(shared: &Shared, item: &Item, lease: &Lease) -> bool {
+/// Returns why the handler must not run under this claim, if so.
+fn not_to_run(shared: &Shared, item: &Item, lease: &Lease) -> Option<GiveUp> {
     // While its handler is paused, the message may not be the cause of its failures.
-    let limit = shared.settings.attempt_limit();
-    limit.is_over(lease.attempt().number()) && item.route.breaker.is_closed()
+    let is_counted = item.route.breaker.is_closed();
+    lease.not_to_run(is_counted.then(|| shared.settings.attempt_limit()))
 }
 
 /// The end of a message whose key was not granted.

@@ -23,7 +23,7 @@ use crate::gate::{Committed, Completion, Lease};
 use crate::handler::Encoded;
 use crate::health::Stage;
 use crate::observe::Event;
-use crate::running::policy::{Consequence, GiveUp, after_failure};
+use crate::running::policy::{Consequence, GiveUp, after_failure, outcome_unknown};
 
 /// The reason of a retry that a transactional gate demands.
 const WITHOUT_TRANSACTION: &str = "the handler returned without `Attempt::commit_with` or `Attempt::completing`, \
@@ -301,18 +301,28 @@ fn discarded(lease: Lease) -> End {
     }
 }
 
-/// Gives the message up because the grant is over the limit of attempts. Nothing runs under it.
-pub(super) fn used_up(item: &Item, lease: Lease) -> End {
-    let attempts = lease.attempt().number().saturating_sub(1);
-    let reason = match &item.past.failures {
-        Some(failures) => {
-            let last = &failures.reason;
+/// Gives the message up at a grant under which nothing is to run.
+pub(super) fn not_run(item: &Item, lease: Lease, why: GiveUp) -> End {
+    let attempt = lease.attempt().number();
+    let attempts = attempt.saturating_sub(1);
+    let last = item.past.failures.as_deref();
+    let reason = match (why, last.map(|failures| &*failures.reason)) {
+        (GiveUp::OutcomeUnknown, last) => outcome_unknown(attempt, last),
+        (_, Some(last)) => {
             format!("{attempts} attempts have failed or ended their process; the last one: {last}")
         }
         // They ran in other processes, or their processes ended.
-        None => format!("{attempts} attempts have failed or ended their process"),
+        (_, None) => format!("{attempts} attempts have failed or ended their process"),
     };
-    give_up(lease, DeadLetterCause::AttemptsUsedUp, reason, attempts)
+    give_up(lease, cause(why), reason, attempts)
+}
+
+fn cause(why: GiveUp) -> DeadLetterCause {
+    match why {
+        GiveUp::Permanent => DeadLetterCause::Permanent,
+        GiveUp::AttemptsUsedUp => DeadLetterCause::AttemptsUsedUp,
+        GiveUp::OutcomeUnknown => DeadLetterCause::OutcomeUnknown,
+    }
 }
 
 fn give_up(lease: Lease, cause: DeadLetterCause, reason: String, attempts: u32) -> End {
@@ -338,13 +348,7 @@ pub(super) fn failed(
     let counted = count == FailureCount::Counted;
     let limit = shared.settings.attempt_limit();
     let (after, count) = match after_failure(failure.advice(), attempt, counted, limit) {
-        Consequence::GiveUp(cause) => {
-            let cause = match cause {
-                GiveUp::Permanent => DeadLetterCause::Permanent,
-                GiveUp::AttemptsUsedUp => DeadLetterCause::AttemptsUsedUp,
-            };
-            return give_up(lease, cause, reason, attempt);
-        }
+        Consequence::GiveUp(why) => return give_up(lease, cause(why), reason, attempt),
         Consequence::Later { after } => {
             return End::Later {
                 lease: Box::new(lease),

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use oncegate::core::key::Scope;
 use oncegate::core::record::{Record, State};
-use oncegate::{Message, Origin};
+use oncegate::{AfterUnknown, Message, Origin};
 use oncegate_testing::judge_effects;
 
 use super::{World, key};
@@ -139,6 +139,22 @@ impl World {
             had.unasked
         );
         let extra = had.second_effects();
+        if self.after_unknown() == AfterUnknown::GiveUp {
+            // Whatever is killed when: only a loss of records lets a key begin again.
+            assert!(
+                extra == 0 || self.losses() > 0,
+                "seed {}: second effects after an unknown outcome: {:?}",
+                self.seed,
+                had.repeated
+            );
+            // A transaction that is not committed is known not to have happened.
+            let undecided = self.counters.get("dead_letters", "outcome_unknown");
+            assert!(
+                undecided == 0 || !self.gives_transactions(),
+                "seed {}: {undecided} transactions have no outcome",
+                self.seed
+            );
+        }
         let explained = self.counters.total("extra_runs") + self.uncounted_discards;
         assert!(
             extra <= explained || self.losses() > 0,
