@@ -1,7 +1,8 @@
-//! Operator actions: reopen a record, redrive dead letters, and audit what has happened.
+//! Operator actions: reopen a record, complete or give up a message, redrive dead letters, and
+//! audit what has happened.
 //!
 //! Consumers do everything else. The rules are those of
-//! [`rules::apply`](oncegate_core::rules::apply): a record is reopened only if it is still the one
+//! [`rules::apply`](oncegate_core::rules::apply): a record is changed only if it is still the one
 //! that the operator saw.
 
 use std::time::Duration;
@@ -12,6 +13,7 @@ use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Command, RecordSnapshot, Store, StoreError};
 
 pub mod audit;
+pub mod complete;
 mod dead_letter_stop;
 pub mod dry_run;
 mod letter_state;
@@ -19,6 +21,7 @@ mod loss;
 mod pause;
 mod redrive;
 mod redrive_action;
+mod resolve;
 
 pub use oncegate_runtime::dead_letter_reader;
 
@@ -28,6 +31,7 @@ pub use loss::{AcceptedLoss, accept_loss, halt_of};
 pub use pause::{Paused, Resumed, pause, pause_of, resume};
 pub use redrive::{Redrive, RedriveError, Wanted};
 pub use redrive_action::{RedriveAction, Redriven, Step};
+pub use resolve::{Decided, Decision, decide};
 
 /// The most repeats of a reopen whose answer was lost.
 const REPEATS: u32 = 5;

@@ -405,7 +405,7 @@ fn of_text(context: &str, text: &str) -> u128 {
 }
 
 /// The bits of a UUID, in upper or lower case, with or without hyphens and quotes.
-fn parse_uuid(text: &str) -> Option<u128> {
+pub(super) fn parse_uuid(text: &str) -> Option<u128> {
     /// The hexadecimal digits of 128 bits.
     const DIGITS: u32 = 32;
     let mut bits = 0_u128;

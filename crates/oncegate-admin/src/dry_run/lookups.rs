@@ -27,8 +27,9 @@ const LOOKS_IN_FLIGHT_MAX: usize = 8;
 
 /// The most tries of a read without an answer, with the waits of [`PATIENCE`] between: some ten
 /// seconds in all.
-pub(super) const LOOK_TRIES: u32 = 8;
-const PATIENCE: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(4));
+pub(crate) const LOOK_TRIES: u32 = 8;
+pub(crate) const PATIENCE: Backoff =
+    Backoff::new(Duration::from_millis(100), Duration::from_secs(4));
 
 /// The subject of an examination.
 #[derive(Debug)]
@@ -92,6 +93,10 @@ impl Lookups {
     /// Returns the store's knowledge of the scope.
     pub(crate) fn known(&self) -> Known {
         self.known
+    }
+
+    pub(crate) fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.judge.store)
     }
 
     pub(super) fn judge(&self) -> Arc<Judge> {
@@ -180,6 +185,7 @@ fn compare(held: &str, ours: &Descriptor, fingerprinted: bool) -> Option<Known> 
 pub(crate) struct MessageFinding {
     pub(crate) origin: Origin,
     pub(crate) digest: Option<Digest>,
+    pub(crate) fingerprint: Option<Fingerprint>,
     pub(crate) standing: Standing,
     pub(crate) uncompared: bool,
 }
@@ -220,6 +226,7 @@ impl Judge {
                     MessageFinding {
                         origin,
                         digest: Some(key.digest()),
+                        fingerprint,
                         standing,
                         uncompared,
                     }
@@ -227,6 +234,7 @@ impl Judge {
                 Err(error) => MessageFinding {
                     origin,
                     digest: None,
+                    fingerprint: None,
                     standing: Standing::Undecodable {
                         kind: error.kind(),
                         why: error.to_string(),

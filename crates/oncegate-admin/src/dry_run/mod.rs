@@ -19,7 +19,7 @@ mod lookups;
 mod report;
 mod selection;
 
-pub(super) use lookups::{Lookups, MessageFinding, Subject};
+pub(super) use lookups::{LOOK_TRIES, Lookups, MessageFinding, PATIENCE, Subject};
 pub(super) use report::Standing;
 pub use report::{Example, Examples, ReplayReport};
 pub use selection::{RunAgain, Selector};
@@ -213,6 +213,7 @@ impl Counts {
             digest,
             standing,
             uncompared,
+            ..
         } = finding;
         if let Some(digest) = *digest {
             self.distinct.insert(digest);

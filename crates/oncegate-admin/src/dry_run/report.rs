@@ -123,7 +123,7 @@ impl ReplayReport {
 }
 
 /// The result for one message.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     Completed,
     WithoutRecord,
