@@ -48,7 +48,7 @@ pub(crate) struct AnswerArgs {
 }
 
 /// A message that is described by flags.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct MessageArgs {
     /// A header of the message, `name=value`; may be repeated
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = pair)]

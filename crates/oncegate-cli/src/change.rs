@@ -80,6 +80,11 @@ impl Written {
         &self.why
     }
 
+    /// The reason and the name of the operator, for a record.
+    pub(crate) fn words(&self) -> String {
+        format!("{} by {}", self.why, self.by)
+    }
+
     /// Writes an entry with who and why.
     pub(crate) fn note(&self, entry: JournalEntry) -> Result<(), Problem> {
         let entry = entry.by(self.by.as_str()).reason(&self.why);

@@ -15,7 +15,7 @@ use crate::stores::{self, Opened, StoreUrl};
 pub(crate) const BESIDE: &str = "oncegate.toml";
 
 /// The configuration of a command.
-#[derive(Debug, Default, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct ConfigArgs {
     /// The configuration, for what no flag says [default: oncegate.toml in the working directory,
     /// if there is one; for commands that look, only without flags of settings]
@@ -180,7 +180,7 @@ pub(crate) fn route_of(settings: &shape::Consumer) -> Result<Option<String>, Str
 }
 
 /// The store of the records, if no configuration names it.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct StoreFlag {
     /// The store: redis://host:port, redis+cluster://host:port,…, redis+sentinel://host:port,…/name
     /// (rediss for TLS), postgres://host:port/database, dynamodb://table, or an SQLite file as

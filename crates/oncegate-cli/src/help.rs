@@ -15,7 +15,10 @@ const GROUPS: [(&str, &[&str]); 5] = [
         "Look",
         &["status", "inspect", "key", "replay", "audit", "doctor"],
     ),
-    ("Repair", &["reset", "dead-letters", "accept"]),
+    (
+        "Repair",
+        &["reset", "complete", "give-up", "dead-letters", "accept"],
+    ),
     (
         "Operate",
         &["pause", "resume", "topics", "migrate", "sweep", "generate"],

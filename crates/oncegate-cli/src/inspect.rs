@@ -84,6 +84,7 @@ pub(crate) async fn run(args: &InspectArgs) -> Result<Exit, Problem> {
             opened,
             key,
             record: found,
+            ..
         },
         promise,
     ) = within(args.answer.timeout, Box::pin(read(args))).await?;

@@ -1,13 +1,14 @@
 //! `oncegate key`: explains the key of a message.
 
-use oncegate::Key;
 use oncegate::core::key::{Explanation, KeyInput, Scope, StoreKey, vectors};
+use oncegate::{Key, Message};
 use serde::Serialize;
 use tracing::warn;
 
 use crate::args::{KEY_FORMS, KEY_HELP, MessageArgs};
+use crate::at::{AtArgs, choose_at};
 use crate::config::format::Format;
-use crate::configured::{ConfigArgs, choose, missing, route_of};
+use crate::configured::{ConfigArgs, missing, route_of};
 use crate::examined::{formatted, routed};
 use crate::exit::{Exit, Problem};
 use crate::output;
@@ -46,6 +47,9 @@ pub(crate) struct KeyArgs {
     route: Option<String>,
 
     #[command(flatten)]
+    at: AtArgs,
+
+    #[command(flatten)]
     message: MessageArgs,
 
     /// Check this build against the published test vectors instead
@@ -80,7 +84,12 @@ pub(crate) async fn run(args: &KeyArgs) -> Result<Exit, Problem> {
     if args.vectors {
         return check_vectors(args.json);
     }
-    let NamedKey { key, scope, route } = args.named()?;
+    let NamedKey {
+        key,
+        scope,
+        route,
+        message,
+    } = args.named().await?;
     for (given, name) in [(scope.is_some(), "scope"), (route.is_some(), "route")] {
         if !given {
             warn!(
@@ -93,7 +102,10 @@ pub(crate) async fn run(args: &KeyArgs) -> Result<Exit, Problem> {
         None => Scope::new(EXAMPLE)?,
     };
     let route = route.as_deref().unwrap_or(EXAMPLE);
-    let explanation = explain(&key, &scope, route, &args.message).await?;
+    let explanation = match &message {
+        Some(message) => explain_message(&key, &scope, route, message).await?,
+        None => explain(&key, &scope, route, &args.message).await?,
+    };
     if args.json {
         let canonical_hex = explanation
             .canonical()
@@ -118,24 +130,29 @@ struct NamedKey {
     key: Key,
     scope: Option<Scope>,
     route: Option<String>,
+    /// The message at `--at`.
+    message: Option<Message>,
 }
 
 impl KeyArgs {
     /// Returns the key that flags and configuration name.
-    fn named(&self) -> Result<NamedKey, Problem> {
+    async fn named(&self) -> Result<NamedKey, Problem> {
         let loaded = self.config.load(self.key.is_some())?;
         let scope = self.scope.as_ref().map(Scope::as_str);
         let Some(loaded) = loaded else {
             let key = formatted(self.key.clone(), self.format.as_ref())?;
+            let message = self.at.message(None).await?;
             return Ok(NamedKey {
                 key: key.ok_or_else(|| missing("--key"))?,
                 scope: self.scope.clone(),
-                route: self.route.clone(),
+                route: self.route.clone().or_else(|| route(message.as_ref())),
+                message,
             });
         };
-        let (name, consumer) = choose(&loaded, scope)?;
-        let route = match &self.route {
-            Some(route) => Some(route.clone()),
+        let (name, consumer) = choose_at(&loaded, scope, self.at.at.as_ref())?;
+        let message = self.at.message(Some((name, consumer))).await?;
+        let route = match self.route.clone().or_else(|| route(message.as_ref())) {
+            Some(route) => Some(route),
             None => route_of(consumer).map_err(|why| Problem::configuration(why).of(name))?,
         };
         let key = self
@@ -148,8 +165,29 @@ impl KeyArgs {
             key: key.ok_or_else(|| Problem::configuration("there is no key").of(name))?,
             scope: Some(Scope::new(name)?),
             route,
+            message,
         })
     }
+}
+
+/// The route of the message at `--at`.
+fn route(message: Option<&Message>) -> Option<String> {
+    message.map(|message| message.route().to_owned())
+}
+
+/// The key of a message that was read.
+pub(crate) async fn explain_message(
+    key: &Key,
+    scope: &Scope,
+    route: &str,
+    message: &Message,
+) -> Result<Explanation, Problem> {
+    let compiled = key.compile(scope)?;
+    let prepared = compiled.prepare(message).await;
+    prepared.map_err(|error| Problem::caused(Exit::Unreachable, &error))?;
+    compiled
+        .explain(route, message)
+        .map_err(|error| Problem::caused(Exit::BadData, &error))
 }
 
 /// The key of the message that the arguments describe.

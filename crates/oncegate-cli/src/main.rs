@@ -5,7 +5,8 @@
 //! answers requests,
 //! `replay --run` runs what is missing, `outbox relay` publishes, `init` writes files,
 //! `topics create` creates topics, `migrate` creates tables, `sweep` deletes large results, `reset`
-//! and `dead-letters redrive` reopen records, and `accept` lets a scope continue that has stopped.
+//! and `dead-letters redrive` reopen records, `complete` and `give-up` end them, and `accept` lets
+//! a scope continue that has stopped.
 //! `pause` and `resume` write into the store whether the consumers of a scope may begin anything.
 //! No other command changes anything: neither the store, nor the topic, nor what a consumer
 //! receives. `replay --queue` and `dead-letters` use up receives of a queue's messages, and require
@@ -24,19 +25,23 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 
 mod accept;
 mod args;
+mod at;
 mod audit;
 mod change;
 mod check;
+mod complete;
 mod config;
 mod configured;
 mod confirm;
 mod dead_letters;
+mod decide;
 mod doctor;
 mod environment;
 mod estimate;
 mod examined;
 mod exit;
 mod generate;
+mod give_up;
 mod help;
 mod init;
 mod inspect;
@@ -126,6 +131,8 @@ enum Command {
     Audit(Box<audit::AuditArgs>),
     Doctor(doctor::DoctorArgs),
     Reset(reset::ResetArgs),
+    Complete(Box<complete::CompleteArgs>),
+    GiveUp(give_up::GiveUpArgs),
     #[command(subcommand)]
     DeadLetters(dead_letters::DeadLettersCommand),
     #[command(subcommand)]
@@ -215,6 +222,8 @@ fn answer(runtime: Runtime, command: &Command) -> Result<Exit, Problem> {
                 Command::Audit(args) => audit::run(args).await,
                 Command::Doctor(args) => doctor::run(args).await,
                 Command::Reset(args) => reset::run(args).await,
+                Command::Complete(args) => Box::pin(complete::run(args)).await,
+                Command::GiveUp(args) => give_up::run(args).await,
                 Command::DeadLetters(command) => dead_letters::run(command).await,
                 Command::Accept(command) => accept::run(command).await,
                 Command::Pause(args) => pause::pause(args).await,

@@ -55,6 +55,7 @@ pub(crate) async fn run(args: &ResetArgs) -> Result<Exit, Problem> {
         opened,
         key,
         record: found,
+        ..
     } = within(args.answer.timeout, Box::pin(args.record.find())).await?;
     let Some(found) = found else {
         tell(args, &key, None, false, false)?;

@@ -40,7 +40,7 @@ impl Column {
 /// Where the effects of the messages are listed.
 #[derive(Debug, clap::Args)]
 #[command(group(clap::ArgGroup::new("export").args(["effects", "effects_command"])))]
-pub(super) struct EffectsArgs {
+pub(crate) struct EffectsArgs {
     /// A CSV file with a line for each effect that the downstream system has
     #[arg(long, value_name = "FILE", requires = "effects_column")]
     effects: Option<PathBuf>,
@@ -56,17 +56,17 @@ pub(super) struct EffectsArgs {
 }
 
 /// The keys of effects, in batches, from a thread that reads them.
-pub(super) struct Effects {
+pub(crate) struct Effects {
     batches: mpsc::Receiver<Result<Vec<String>, Problem>>,
 }
 
 impl EffectsArgs {
-    pub(super) fn are_given(&self) -> bool {
+    pub(crate) fn are_given(&self) -> bool {
         self.effects.is_some() || self.effects_command.is_some()
     }
 
     /// Checks that the file can be read, before the messages are.
-    pub(super) fn check(&self) -> Result<(), Problem> {
+    pub(crate) fn check(&self) -> Result<(), Problem> {
         match &self.effects {
             Some(path) => File::open(path)
                 .map(drop)
@@ -76,7 +76,7 @@ impl EffectsArgs {
     }
 
     /// Begins to read.
-    pub(super) fn open(&self) -> Effects {
+    pub(crate) fn open(&self) -> Effects {
         let (sender, batches) = mpsc::channel(BATCHES_WAITING);
         let file = self.effects.clone();
         let command = self.effects_command.clone();
@@ -106,7 +106,7 @@ impl EffectsArgs {
 
 impl Effects {
     /// Returns the next keys; `None` at the end.
-    pub(super) async fn next_batch(&mut self) -> Result<Option<Vec<String>>, Problem> {
+    pub(crate) async fn next_batch(&mut self) -> Result<Option<Vec<String>>, Problem> {
         self.batches.recv().await.transpose()
     }
 }

@@ -14,7 +14,7 @@ use crate::examined::{Examined, ExaminedArgs, progress};
 use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, Table, counted, grouped, plain};
 
-mod effects;
+pub(crate) mod effects;
 mod head;
 
 use effects::EffectsArgs;

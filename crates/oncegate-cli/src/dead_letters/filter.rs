@@ -15,7 +15,7 @@ use crate::parse::Moment;
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct FilterArgs {
     /// Only dead letters with this cause: bad_key, permanent, attempts_used_up, mismatch,
-    /// not_handed_over; may be repeated
+    /// not_handed_over, outcome_unknown; may be repeated
     #[arg(long = "cause", value_name = "WORD")]
     causes: Vec<DeadLetterCause>,
 

@@ -10,6 +10,7 @@ mod accept_dead_letters;
 mod accept_loss;
 mod audit;
 mod check;
+mod complete;
 mod configured;
 mod dead_letters;
 mod doctor;
