@@ -14,7 +14,7 @@ use crate::args::{KEY_FORMS, KEY_HELP, MessageArgs};
 use crate::at::{AtArgs, Position, choose_at};
 use crate::config::format::Format;
 use crate::config::{Loaded, shape};
-use crate::configured::{ConfigArgs, StoreFlag, choose, missing, route_of};
+use crate::configured::{ConfigArgs, StoreFlag, missing, route_of};
 use crate::examined::{ExaminedArgs, formatted, routed};
 use crate::exit::{Exit, Problem};
 use crate::key::{explain, explain_message};
