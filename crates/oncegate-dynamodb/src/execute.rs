@@ -194,22 +194,25 @@ fn decide(now: Now, record: Option<&Record>, operation: &Operation) -> (Option<R
     let latest = apply(now.latest, record.cloned(), operation);
     // No handler runs behind a delay, so a second too early does no harm.
     let protects = record.is_some_and(|record| !matches!(record.state, State::Released { .. }));
-    if !protects || !is_grant(&latest.1) {
+    if !protects || !ends_lease(operation, &latest.1) {
         return latest;
     }
     let earliest = apply(now.earliest, record.cloned(), operation);
-    if is_grant(&earliest.1) {
+    if ends_lease(operation, &earliest.1) {
         latest
     } else {
         earliest
     }
 }
 
-fn is_grant(reply: &Reply) -> bool {
-    let Reply::Verdict { verdict, .. } = reply else {
-        return false;
-    };
-    matches!(verdict, Verdict::Granted(_))
+/// Returns whether the operation, with this reply, ends what protects another attempt: a grant does,
+/// and so does an operator who resolves a record that no attempt works on.
+fn ends_lease(operation: &Operation, reply: &Reply) -> bool {
+    match reply {
+        Reply::Verdict { verdict, .. } => matches!(verdict, Verdict::Granted(_)),
+        Reply::Applied { .. } => matches!(operation, Operation::Resolve { .. }),
+        Reply::NotOwner => false,
+    }
 }
 
 /// Returns whether the record has changed in a way that others must see.
@@ -236,7 +239,7 @@ fn token_of(operation: &Operation) -> Option<Token> {
         | Operation::Complete { token, .. }
         | Operation::Release { token, .. }
         | Operation::Fail { token, .. } => Some(*token),
-        Operation::HandOver { .. } | Operation::Reopen { .. } => None,
+        Operation::HandOver { .. } | Operation::Reopen { .. } | Operation::Resolve { .. } => None,
     }
 }
 
@@ -306,7 +309,11 @@ mod tests {
         );
         for (earliest_s, granted) in [(101, false), (130, false), (131, false), (133, true)] {
             let (after, reply) = decide(between(earliest_s), Some(&owned), &claim(2));
-            assert_eq!(is_grant(&reply), granted, "{earliest_s}: {reply:?}");
+            assert_eq!(
+                ends_lease(&claim(2), &reply),
+                granted,
+                "{earliest_s}: {reply:?}"
+            );
             if !granted {
                 assert!(!is_worth_a_write(Some(&owned), &after.unwrap(), &claim(2)));
             }

@@ -36,7 +36,7 @@ use crate::output;
 use crate::run::flags::parts;
 use crate::run::status::Served;
 use crate::run::until_ended;
-use crate::store;
+use crate::stores;
 use kinds::{Parts, ServedDoor};
 
 /// The format of the `--json` document.
@@ -201,7 +201,7 @@ async fn open_all<'a>(
 ) -> Result<Vec<OpenDoor<'a>>, Problem> {
     let settings = loaded.config.store.clone().unwrap_or_default();
     let patience = ConsumerSettings::DEFAULT.start_patience;
-    let store = store::open_configured(&settings, patience).await?;
+    let store = stores::open_configured(&settings, patience).await?;
     let parts = Parts {
         store,
         settings: &settings,
