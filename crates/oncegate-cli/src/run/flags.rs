@@ -114,8 +114,8 @@ pub(crate) struct Flags {
 const NAMED: [&str; 2] = ["properties", "retry_topics"];
 
 /// The names at the top of a configuration.
-const TABLES: [&str; 6] = [
-    "version", "store", "defaults", "consumer", "outbox", "status",
+const TABLES: [&str; 8] = [
+    "version", "store", "defaults", "consumer", "outbox", "door", "serve", "status",
 ];
 
 /// The default consumer: the only one of the file, if there is exactly one.

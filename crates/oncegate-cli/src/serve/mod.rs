@@ -45,7 +45,7 @@ const SCHEMA: &str = "oncegate.serve/1";
 /// The time that running requests may take to end.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Answer HTTP requests: a proxy that handles each Idempotency-Key once, in front of any service
+/// Answer HTTP requests in front of a service in any language, each key once
 ///
 /// Each table [door.NAME] of the configuration is a door, at an address of its own or beside
 /// others. docs/SERVE.md describes what clients and services see. Variables such as

@@ -1,7 +1,6 @@
 //! Proxies that are killed while requests run.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use oncegate_testing::judge_effects;
@@ -47,42 +46,41 @@ async fn proxies_that_are_killed_in_turn_repeat_nothing_unmarked() {
     const KILLS: usize = 6;
     let service = Service::default();
     let server = service.start().await;
-    let stage = Arc::new(Stage::before(format!("http://{}", server.address()), RULES));
+    let stage = Stage::before(format!("http://{}", server.address()), RULES);
     let ports = [LoopbackPort::reserve(), LoopbackPort::reserve()];
     let numbers = [ports[0].number(), ports[1].number()];
-    let done = Arc::new(AtomicUsize::new(0));
-    let clients = (0..8).map(|client| {
-        let done = Arc::clone(&done);
-        tokio::spawn(async move {
-            for payment in (client..PAYMENTS).step_by(8) {
-                pay(&numbers, &format!("k{payment}")).await;
-                done.fetch_add(1, Relaxed);
-            }
-        })
-    });
+    let done = AtomicUsize::new(0);
     let mut proxies = Vec::new();
     for number in numbers {
         proxies.push(stage.start_at(number).await);
     }
-    let clients: Vec<_> = clients.collect();
-    for kill in 1..=KILLS {
-        // Each kill comes in the middle of the work.
-        let wanted = (PAYMENTS - 8) * kill / (KILLS + 1);
-        until("payments between two kills", LIMIT, async || {
-            let done = done.load(Relaxed);
-            if done >= wanted {
-                Ok(())
-            } else {
-                Err(format!("{done} of {wanted}"))
+    let paying = futures_util::future::join_all((0..8).map(|client| {
+        let done = &done;
+        async move {
+            for payment in (client..PAYMENTS).step_by(8) {
+                pay(&numbers, &format!("k{payment}")).await;
+                done.fetch_add(1, Relaxed);
             }
-        })
-        .await;
-        proxies[kill % 2].process.kill();
-        proxies[kill % 2] = stage.start_at(numbers[kill % 2]).await;
-    }
-    for client in clients {
-        client.await.unwrap();
-    }
+        }
+    }));
+    let killing = async {
+        for kill in 1..=KILLS {
+            // Each kill comes in the middle of the work.
+            let wanted = (PAYMENTS - 8) * kill / (KILLS + 1);
+            until("payments between two kills", LIMIT, async || {
+                let done = done.load(Relaxed);
+                if done >= wanted {
+                    Ok(())
+                } else {
+                    Err(format!("{done} of {wanted}"))
+                }
+            })
+            .await;
+            proxies[kill % 2].process.kill();
+            proxies[kill % 2] = stage.start_at(numbers[kill % 2]).await;
+        }
+    };
+    futures_util::future::join(paying, killing).await;
     let seen = service.seen();
     let wanted: BTreeSet<String> = (0..PAYMENTS).map(|payment| format!("k{payment}")).collect();
     let mut happened: BTreeMap<String, u64> = BTreeMap::new();
