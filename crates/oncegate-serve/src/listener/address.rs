@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixStream};
@@ -75,7 +76,11 @@ pub(super) async fn bind_unix(path: &Path) -> io::Result<UnixListener> {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             let answers = UnixStream::connect(path).await;
             match answers {
-                Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
+                // A connection to a file that is no socket is refused, too.
+                Err(refused)
+                    if refused.kind() == io::ErrorKind::ConnectionRefused
+                        && std::fs::symlink_metadata(path)?.file_type().is_socket() =>
+                {
                     std::fs::remove_file(path)?;
                     UnixListener::bind(path)
                 }
