@@ -1,4 +1,4 @@
-//! What is wrong with the settings of a webhook.
+//! Findings about the settings of a webhook.
 
 use std::time::Duration;
 

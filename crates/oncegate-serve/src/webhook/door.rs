@@ -24,7 +24,7 @@ use tower_layer::Layer as _;
 use tower_service::Service;
 use tracing::{info, warn};
 
-use super::problem::Problem;
+use super::problem::EventProblem;
 use super::secrets::Secrets;
 use super::settings::Preset;
 use super::signatures::{Delivery, Genuine, Refusal, Secret, verify};
@@ -178,16 +178,16 @@ impl Webhook {
     }
 
     /// Verifies a request. Nothing of a request that is refused reaches the store.
-    async fn admit(&self, request: Request<Body>) -> Result<Admitted, Problem> {
+    async fn admit(&self, request: Request<Body>) -> Result<Admitted, EventProblem> {
         let (mut parts, body) = request.into_parts();
         // Other methods change nothing by their meaning, and the layer would let them pass.
         if parts.method != Method::POST {
-            return Err(Problem::MethodNotAllowed);
+            return Err(EventProblem::MethodNotAllowed);
         }
         let (body, memory) = self.read(body).await?;
         let secrets = self.secrets.current().await;
         if secrets.is_empty() && !matches!(*self.preset, Preset::None(_)) {
-            return Err(Problem::SecretsMissing);
+            return Err(EventProblem::SecretsMissing);
         }
         let verified = self.verify(&parts, &body, &secrets);
         let door = self.name();
@@ -195,7 +195,9 @@ impl Webhook {
             Ok(Genuine::Event(id)) => {
                 let Ok(key) = HeaderValue::try_from(format!("\"{}\"", key(&id))) else {
                     // It is made of ASCII.
-                    return Err(Problem::EventWithoutId("its id cannot be a key".to_owned()));
+                    return Err(EventProblem::EventWithoutId(
+                        "its id cannot be a key".to_owned(),
+                    ));
                 };
                 parts.headers.insert(KEY, key);
                 let request = Request::from_parts(parts, Body::from(body));
@@ -207,14 +209,14 @@ impl Webhook {
                     door,
                     reason, "a request is refused, because its signature is"
                 );
-                Err(Problem::SignatureRefused(reason))
+                Err(EventProblem::SignatureRefused(reason))
             }
             Err(Refusal::NoId(reason)) => {
                 warn!(
                     door,
                     reason, "a genuine event is refused, because it has no id"
                 );
-                Err(Problem::EventWithoutId(reason))
+                Err(EventProblem::EventWithoutId(reason))
             }
         }
     }
@@ -245,9 +247,12 @@ impl Webhook {
     }
 
     /// Reads the body, as long as there is memory for it.
-    async fn read(&self, mut body: Body) -> Result<(Bytes, Option<OwnedSemaphorePermit>), Problem> {
+    async fn read(
+        &self,
+        mut body: Body,
+    ) -> Result<(Bytes, Option<OwnedSemaphorePermit>), EventProblem> {
         let limit_bytes = self.max_request_bytes;
-        let too_large = Problem::RequestTooLarge { limit_bytes };
+        let too_large = EventProblem::RequestTooLarge { limit_bytes };
         let announced = HttpBody::size_hint(&body).lower();
         if usize::try_from(announced).is_ok_and(|bytes| bytes > limit_bytes) {
             return Err(too_large);
@@ -257,9 +262,9 @@ impl Webhook {
         let mut memory: Option<OwnedSemaphorePermit> = None;
         loop {
             let frame = match timeout_at(deadline, body.frame()).await {
-                Err(_elapsed) => return Err(Problem::RequestTooSlow),
+                Err(_elapsed) => return Err(EventProblem::RequestTooSlow),
                 Ok(None) => return Ok((whole.freeze(), memory)),
-                Ok(Some(Err(_))) => return Err(Problem::RequestBroken),
+                Ok(Some(Err(_))) => return Err(EventProblem::RequestBroken),
                 Ok(Some(Ok(frame))) => frame,
             };
             let Ok(data) = frame.into_data() else {
@@ -271,7 +276,7 @@ impl Webhook {
             let bytes = u32::try_from(data.len()).map_err(|_| too_large.clone())?;
             let taken = Arc::clone(&self.memory)
                 .try_acquire_many_owned(bytes)
-                .map_err(|_| Problem::Overloaded)?;
+                .map_err(|_| EventProblem::Overloaded)?;
             match &mut memory {
                 Some(memory) => memory.merge(taken),
                 None => memory = Some(taken),
@@ -287,7 +292,7 @@ impl Webhook {
             Ok(response) => response,
             Err(error) => {
                 warn!(door = self.name(), %error, "a handler has failed without an answer");
-                return Problem::HandlerFailed.response(version);
+                return EventProblem::HandlerFailed.response(version);
             }
         };
         // No 409 of a handler gets here; this one is the layer's.
@@ -296,7 +301,7 @@ impl Webhook {
         }
         if response.headers().contains_key(RETRY_AFTER) {
             // Some providers take a 4xx for final.
-            return Problem::InProgress.response(version);
+            return EventProblem::InProgress.response(version);
         }
         // It is done, and what it answered was too large to keep. A provider needs the status.
         Response::new(Body::empty())

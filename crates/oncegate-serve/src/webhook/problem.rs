@@ -15,7 +15,7 @@ const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("1");
 
 /// The reason that a request is not handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Problem {
+pub(super) enum EventProblem {
     MethodNotAllowed,
     SignatureRefused(&'static str),
     EventWithoutId(String),
@@ -28,7 +28,7 @@ pub(super) enum Problem {
     HandlerFailed,
 }
 
-impl Problem {
+impl EventProblem {
     /// The name of the problem, the same in the URI of its type, the metrics and the documentation.
     pub(super) fn name(&self) -> &'static str {
         match self {
