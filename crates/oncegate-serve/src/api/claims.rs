@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::callers::KnownCaller;
 use super::forms::{ClaimAnswer, ClaimRequest, ExtendAnswer, ExtendRequest, Extended, LookRequest};
-use super::problem::Problem;
+use super::problem::ApiProblem;
 use super::requests::{Carried, Reply};
 use super::{ApiScope, Shared, claim_id, key};
 
@@ -42,7 +42,7 @@ impl Shared {
         known: &KnownCaller,
         body: &[u8],
         reply: &mut Reply,
-    ) -> Result<Carried, Problem> {
+    ) -> Result<Carried, ApiProblem> {
         let request: ClaimRequest<'_> = parse(body)?;
         let scope = self.scope(known, &request.scope)?;
         let message = key::message(request.function.as_deref(), request.key)?;
@@ -51,7 +51,7 @@ impl Shared {
         let mut waiting = Waiting::new(self, known, wait);
         loop {
             if !known.may_claim() {
-                return Err(Problem::CallerOverloaded {
+                return Err(ApiProblem::CallerOverloaded {
                     what: "This caller holds as many claims as it may",
                 });
             }
@@ -79,11 +79,11 @@ impl Shared {
                     });
                 }
                 ClaimOutcome::Completed(stored) => return Ok(Carried::ok(&completed(&stored))),
-                ClaimOutcome::GivenUp { reason } => return Err(Problem::GivenUp { reason }),
-                ClaimOutcome::Mismatch => return Err(Problem::Mismatch),
+                ClaimOutcome::GivenUp { reason } => return Err(ApiProblem::GivenUp { reason }),
+                ClaimOutcome::Mismatch => return Err(ApiProblem::Mismatch),
             };
             if !waiting.pause(retry_in, reply).await {
-                return Err(Problem::Busy { retry_in });
+                return Err(ApiProblem::Busy { retry_in });
             }
         }
     }
@@ -105,7 +105,7 @@ impl Shared {
         known: &KnownCaller,
         scope: &ApiScope,
         request: &ClaimRequest<'_>,
-    ) -> Result<ClaimTerms, Problem> {
+    ) -> Result<ClaimTerms, ApiProblem> {
         let longest = scope.gate.lease_period();
         let lease = within("lease_ms", request.lease_ms, longest, MIN_LEASE, longest)?;
         let retention = scope.gate.retention_period();
@@ -139,7 +139,7 @@ impl Shared {
         known: &KnownCaller,
         body: &[u8],
         reply: &mut Reply,
-    ) -> Result<Carried, Problem> {
+    ) -> Result<Carried, ApiProblem> {
         let request: LookRequest<'_> = parse(body)?;
         let scope = self.scope(known, &request.scope)?;
         let message = key::message(request.function.as_deref(), request.key)?;
@@ -158,12 +158,12 @@ impl Shared {
         &self,
         known: &KnownCaller,
         body: &[u8],
-    ) -> Result<Carried, Problem> {
+    ) -> Result<Carried, ApiProblem> {
         let request: ExtendRequest = parse(body)?;
         if request.claims.len() > MAX_EXTENDS {
             let what =
                 format!("\"claims\" has more than {MAX_EXTENDS} claims: send several requests");
-            return Err(Problem::RequestInvalid { what });
+            return Err(ApiProblem::RequestInvalid { what });
         }
         let now = Instant::now();
         let mut claims: Vec<Option<DetachedClaim>> = Vec::new();
@@ -207,11 +207,11 @@ impl Shared {
         Ok(Carried::ok(&ExtendAnswer { claims: answers }))
     }
 
-    pub(super) fn scope(&self, known: &KnownCaller, name: &str) -> Result<&ApiScope, Problem> {
+    pub(super) fn scope(&self, known: &KnownCaller, name: &str) -> Result<&ApiScope, ApiProblem> {
         self.scopes
             .get(name)
             .filter(|_| known.may_use(name))
-            .ok_or_else(|| Problem::ScopeForbidden {
+            .ok_or_else(|| ApiProblem::ScopeForbidden {
                 scope: name.chars().take(64).collect(),
             })
     }
@@ -221,8 +221,8 @@ impl Shared {
         &self,
         known: &KnownCaller,
         text: &str,
-    ) -> Result<(&ApiScope, DetachedClaim), Problem> {
-        let mut claim = claim_id::decode(text).ok_or(Problem::ClaimInvalid)?;
+    ) -> Result<(&ApiScope, DetachedClaim), ApiProblem> {
+        let mut claim = claim_id::decode(text).ok_or(ApiProblem::ClaimInvalid)?;
         let scope = self.scope(known, claim.key.scope())?;
         claim.lease = claim.lease.min(scope.gate.lease_period());
         claim.retention = claim.retention.min(scope.gate.retention_period());
@@ -276,8 +276,8 @@ impl<'a> Waiting<'a> {
     }
 }
 
-pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
-    serde_json::from_slice(body).map_err(|error| Problem::RequestInvalid {
+pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, ApiProblem> {
+    serde_json::from_slice(body).map_err(|error| ApiProblem::RequestInvalid {
         what: format!("the body is not the JSON of this operation: {error}"),
     })
 }
@@ -289,13 +289,13 @@ fn within(
     default: Duration,
     least: Duration,
     most: Duration,
-) -> Result<Duration, Problem> {
+) -> Result<Duration, ApiProblem> {
     let Some(millis) = millis else {
         return Ok(default.max(least));
     };
     let given = Duration::from_millis(millis);
     if given < least || given > most {
-        return Err(Problem::RequestInvalid {
+        return Err(ApiProblem::RequestInvalid {
             what: format!(
                 "\"{name}\" is {millis}; in this scope it must be between {} and {}",
                 whole_millis(least),
@@ -306,7 +306,7 @@ fn within(
     Ok(given)
 }
 
-fn checked_wait(wait_ms: Option<u64>) -> Result<Duration, Problem> {
+fn checked_wait(wait_ms: Option<u64>) -> Result<Duration, ApiProblem> {
     within("wait_ms", wait_ms, Duration::ZERO, Duration::ZERO, MAX_WAIT)
 }
 
@@ -314,7 +314,7 @@ async fn claim_once(
     scope: &ApiScope,
     message: &Message,
     terms: &ClaimTerms,
-) -> Result<ClaimOutcome, Problem> {
+) -> Result<ClaimOutcome, ApiProblem> {
     answered(scope, scope.gate.claim(message, terms)).await
 }
 
@@ -322,10 +322,10 @@ async fn claim_once(
 async fn answered<T>(
     scope: &ApiScope,
     asked: impl Future<Output = Result<T, GateError>> + Send,
-) -> Result<T, Problem> {
+) -> Result<T, ApiProblem> {
     match timeout(ANSWER_LIMIT, asked).await {
-        Ok(answer) => answer.map_err(|error| Problem::of_gate(scope.gate.scope(), error)),
-        Err(_) => Err(Problem::OutcomeUnknown),
+        Ok(answer) => answer.map_err(|error| ApiProblem::of_gate(scope.gate.scope(), error)),
+        Err(_) => Err(ApiProblem::OutcomeUnknown),
     }
 }
 

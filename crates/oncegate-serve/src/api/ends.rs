@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::callers::KnownCaller;
 use super::claims::parse;
 use super::forms::{ClaimAnswer, CompleteRequest, FailRequest, ReleaseRequest};
-use super::problem::Problem;
+use super::problem::ApiProblem;
 use super::requests::Carried;
 use super::{ApiScope, Shared};
 
@@ -30,7 +30,7 @@ impl Shared {
         &self,
         known: &KnownCaller,
         body: &[u8],
-    ) -> Result<Carried, Problem> {
+    ) -> Result<Carried, ApiProblem> {
         let request: CompleteRequest<'_> = parse(body)?;
         let (scope, claim) = self.held(known, &request.claim)?;
         let gate = &scope.gate;
@@ -39,7 +39,7 @@ impl Shared {
             + usize::from(request.without_result);
         if given > 1 {
             let what = "send one of \"result\", \"result_base64\" and \"without_result\"";
-            return Err(Problem::RequestInvalid {
+            return Err(ApiProblem::RequestInvalid {
                 what: what.to_owned(),
             });
         }
@@ -49,7 +49,7 @@ impl Shared {
             let Ok(bytes) = STANDARD.decode(text) else {
                 let what =
                     "\"result_base64\" is no base64 with the alphabet of RFC 4648, section 4";
-                return Err(Problem::RequestInvalid {
+                return Err(ApiProblem::RequestInvalid {
                     what: what.to_owned(),
                 });
             };
@@ -66,7 +66,7 @@ impl Shared {
         &self,
         known: &KnownCaller,
         body: &[u8],
-    ) -> Result<Carried, Problem> {
+    ) -> Result<Carried, ApiProblem> {
         let request: ReleaseRequest = parse(body)?;
         let (scope, claim) = self.held(known, &request.claim)?;
         let delay = request.retry_in_ms.map(Duration::from_millis);
@@ -79,7 +79,11 @@ impl Shared {
         self.end_attempt(known, scope, &claim, &failure).await
     }
 
-    pub(super) async fn fail(&self, known: &KnownCaller, body: &[u8]) -> Result<Carried, Problem> {
+    pub(super) async fn fail(
+        &self,
+        known: &KnownCaller,
+        body: &[u8],
+    ) -> Result<Carried, ApiProblem> {
         let request: FailRequest = parse(body)?;
         let (scope, claim) = self.held(known, &request.claim)?;
         let reason = reason_or(&request.reason, "failed without a reason");
@@ -93,7 +97,7 @@ impl Shared {
         scope: &ApiScope,
         claim: &DetachedClaim,
         failure: &Failure,
-    ) -> Result<Carried, Problem> {
+    ) -> Result<Carried, ApiProblem> {
         let ended = until_known(scope, || {
             scope
                 .gate
@@ -114,7 +118,7 @@ fn reason_or<'a>(reason: &'a str, otherwise: &'a str) -> String {
 async fn until_known<F>(
     scope: &ApiScope,
     mut end: impl FnMut() -> F + Send,
-) -> Result<ClaimEnd, Problem>
+) -> Result<ClaimEnd, ApiProblem>
 where
     F: Future<Output = Result<ClaimEnd, GateError>> + Send,
 {
@@ -125,18 +129,18 @@ where
         let error = match timeout_at(deadline, end()).await {
             Ok(Ok(ended)) => return Ok(ended),
             Ok(Err(error)) => error,
-            Err(_) => return Err(Problem::OutcomeUnknown),
+            Err(_) => return Err(ApiProblem::OutcomeUnknown),
         };
         let GateError::Store(reason) = &error else {
-            return Err(Problem::of_gate(scope.gate.scope(), error));
+            return Err(ApiProblem::of_gate(scope.gate.scope(), error));
         };
         may_be_done |= reason.class() == "unknown";
         failures += 1;
         let pause = END_BACKOFF.wait(failures, fastrand::f64());
         if !reason.is_away() || Instant::now() + pause >= deadline {
-            let problem = Problem::of_gate(scope.gate.scope(), error);
+            let problem = ApiProblem::of_gate(scope.gate.scope(), error);
             return Err(if may_be_done {
-                Problem::OutcomeUnknown
+                ApiProblem::OutcomeUnknown
             } else {
                 problem
             });
@@ -146,7 +150,7 @@ where
 }
 
 /// The answer to the end of a claim.
-fn ended_as(scope: &ApiScope, ended: ClaimEnd) -> Result<Carried, Problem> {
+fn ended_as(scope: &ApiScope, ended: ClaimEnd) -> Result<Carried, ApiProblem> {
     let answer = match ended {
         ClaimEnd::Completed { is_kept: true } => ClaimAnswer::Completed {
             result: None,
@@ -170,7 +174,7 @@ fn ended_as(scope: &ApiScope, ended: ClaimEnd) -> Result<Carried, Problem> {
             attempt: None,
             reason,
         },
-        ClaimEnd::NotOwner => return Err(Problem::LeaseLost),
+        ClaimEnd::NotOwner => return Err(ApiProblem::LeaseLost),
     };
     Ok(Carried::ok(&answer))
 }

@@ -12,7 +12,7 @@ use oncegate_runtime::gate::Gate;
 use oncegate_runtime::message::{Message, Origin};
 use serde_json::value::RawValue;
 
-use super::problem::Problem;
+use super::problem::ApiProblem;
 
 /// The route of keys without the name of a function, which cannot have this character.
 const NO_FUNCTION: &str = "*";
@@ -33,16 +33,19 @@ pub(super) fn arguments_fingerprint() -> Result<CompiledFingerprint, KeySpecErro
 }
 
 /// Returns the message of a key.
-pub(super) fn message(function: Option<&str>, key: Option<&RawValue>) -> Result<Message, Problem> {
+pub(super) fn message(
+    function: Option<&str>,
+    key: Option<&RawValue>,
+) -> Result<Message, ApiProblem> {
     let function = function.unwrap_or(NO_FUNCTION);
     if function != NO_FUNCTION && !is_name(function) {
         let what = format!(
             "the name of the function must have 1 to {MAX_FUNCTION_BYTES} characters of A-Z a-z 0-9 . _ : -"
         );
-        return Err(Problem::RequestInvalid { what });
+        return Err(ApiProblem::RequestInvalid { what });
     }
     let Some(key) = key else {
-        return Err(Problem::KeyMissing);
+        return Err(ApiProblem::KeyMissing);
     };
     check_substance(key)?;
     let payload = Bytes::copy_from_slice(key.get().as_bytes());
@@ -60,11 +63,11 @@ fn is_name(name: &str) -> bool {
 
 /// Refuses a key that most likely comes of a variable that was not set: all such work would share
 /// one record, and all but the first would be lost. Deeper values may be null: they are arguments.
-fn check_substance(key: &RawValue) -> Result<(), Problem> {
+fn check_substance(key: &RawValue) -> Result<(), ApiProblem> {
     let text = key.get();
     match text.as_bytes().first() {
-        Some(b'"') if is_empty(key) => return Err(Problem::KeyMissing),
-        Some(b'n') => return Err(Problem::KeyMissing),
+        Some(b'"') if is_empty(key) => return Err(ApiProblem::KeyMissing),
+        Some(b'n') => return Err(ApiProblem::KeyMissing),
         Some(b't' | b'f') => {
             let what = "the key is true or false, so there would be two keys in all";
             return Err(invalid(what.to_owned()));
@@ -73,7 +76,7 @@ fn check_substance(key: &RawValue) -> Result<(), Problem> {
             let members: Vec<&RawValue> =
                 serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
             if members.is_empty() {
-                return Err(Problem::KeyMissing);
+                return Err(ApiProblem::KeyMissing);
             }
             if let Some(at) = members.iter().position(|member| is_empty(member)) {
                 return Err(invalid(format!("member {at} of the key is null or empty")));
@@ -83,7 +86,7 @@ fn check_substance(key: &RawValue) -> Result<(), Problem> {
             let members: std::collections::BTreeMap<String, &RawValue> =
                 serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
             if members.is_empty() {
-                return Err(Problem::KeyMissing);
+                return Err(ApiProblem::KeyMissing);
             }
             if let Some((name, _)) = members.iter().find(|(_, member)| is_empty(member)) {
                 let what = format!("the member {name:?} of the key is null or empty");
@@ -95,8 +98,8 @@ fn check_substance(key: &RawValue) -> Result<(), Problem> {
     Ok(())
 }
 
-fn invalid(what: String) -> Problem {
-    Problem::KeyInvalid { what }
+fn invalid(what: String) -> ApiProblem {
+    ApiProblem::KeyInvalid { what }
 }
 
 /// Returns whether a value is null or a blank string.
@@ -109,22 +112,22 @@ fn is_empty(value: &RawValue) -> bool {
 pub(super) fn fingerprint(
     specification: &CompiledFingerprint,
     arguments: &RawValue,
-) -> Result<Fingerprint, Problem> {
+) -> Result<Fingerprint, ApiProblem> {
     specification
         .derive(&KeyInput::payload(arguments.get().as_bytes()))
-        .map_err(|error| Problem::RequestInvalid {
+        .map_err(|error| ApiProblem::RequestInvalid {
             what: format!("the arguments: {error}"),
         })
 }
 
 /// Returns the owner token of a claim with this nonce, a UUID or 32 hexadecimal digits.
-pub(super) fn token(caller: &str, nonce: &str) -> Result<Token, Problem> {
+pub(super) fn token(caller: &str, nonce: &str) -> Result<Token, ApiProblem> {
     let digits: Vec<u8> = nonce.bytes().filter(|b| *b != b'-').collect();
     let is_uuid =
         nonce.len() <= 36 && digits.len() == 32 && digits.iter().all(u8::is_ascii_hexdigit);
     if !is_uuid || digits.iter().all(|digit| Some(digit) == digits.first()) {
         let what = "\"nonce\" must be a random UUID, made for this claim";
-        return Err(Problem::RequestInvalid {
+        return Err(ApiProblem::RequestInvalid {
             what: what.to_owned(),
         });
     }

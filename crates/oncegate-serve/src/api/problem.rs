@@ -20,7 +20,7 @@ const RETRY_SOON: Duration = Duration::from_secs(1);
 
 /// The reason why a request did not do what it asked for.
 #[derive(Debug)]
-pub(super) enum Problem {
+pub(super) enum ApiProblem {
     Unauthorized,
     ScopeForbidden { scope: String },
     NotFound,
@@ -43,7 +43,7 @@ pub(super) enum Problem {
     Misconfigured,
 }
 
-impl Problem {
+impl ApiProblem {
     /// The problem of a gate, which is logged if the caller cannot change it.
     pub(super) fn of_gate(scope: &str, error: GateError) -> Self {
         match error {

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::callers::KnownCaller;
 use super::paths::{OPENAPI, Operation, PATHS};
-use super::problem::Problem;
+use super::problem::ApiProblem;
 use super::{Shared, openapi};
 use crate::Body;
 
@@ -22,7 +22,7 @@ use crate::Body;
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The receiver of an answer; it is closed when the client has gone.
-pub(super) type Reply = oneshot::Sender<Result<Carried, Problem>>;
+pub(super) type Reply = oneshot::Sender<Result<Carried, ApiProblem>>;
 
 /// An operation that was carried out.
 #[derive(Debug)]
@@ -61,28 +61,28 @@ impl Shared {
         self: Arc<Self>,
         request: Request<Body>,
         prefix: &str,
-    ) -> Result<Response<Body>, Problem> {
+    ) -> Result<Response<Body>, ApiProblem> {
         let Some(path) = request.uri().path().strip_prefix(prefix) else {
-            return Err(Problem::NotFound);
+            return Err(ApiProblem::NotFound);
         };
         if path == OPENAPI {
             if request.method() != Method::GET {
-                return Err(Problem::MethodNotAllowed { allowed: "GET" });
+                return Err(ApiProblem::MethodNotAllowed { allowed: "GET" });
             }
             return Ok(json_response(StatusCode::OK, openapi::document()));
         }
         let Some((_, operation)) = PATHS.iter().find(|(known, _)| *known == path) else {
-            return Err(Problem::NotFound);
+            return Err(ApiProblem::NotFound);
         };
         let operation = *operation;
         if request.method() != Method::POST {
-            return Err(Problem::MethodNotAllowed { allowed: "POST" });
+            return Err(ApiProblem::MethodNotAllowed { allowed: "POST" });
         }
         let Some(token) = bearer(request.headers()) else {
-            return Err(Problem::Unauthorized);
+            return Err(ApiProblem::Unauthorized);
         };
         let Some(known) = self.callers.find(token).await else {
-            return Err(Problem::Unauthorized);
+            return Err(ApiProblem::Unauthorized);
         };
         let room = self.room(&known, request.headers())?;
         let body = self.read(request.into_body()).await?;
@@ -97,34 +97,34 @@ impl Shared {
         &self,
         known: &KnownCaller,
         headers: &HeaderMap,
-    ) -> Result<OwnedSemaphorePermit, Problem> {
+    ) -> Result<OwnedSemaphorePermit, ApiProblem> {
         let announced = headers
             .get(CONTENT_LENGTH)
             .and_then(|length| length.to_str().ok()?.parse().ok());
         let bytes: usize = announced.unwrap_or(self.max_request_bytes);
         if bytes > self.max_request_bytes {
-            return Err(Problem::RequestTooLarge {
+            return Err(ApiProblem::RequestTooLarge {
                 limit_bytes: self.max_request_bytes,
             });
         }
         let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
         Arc::clone(&known.bytes)
             .try_acquire_many_owned(permits)
-            .map_err(|_| Problem::CallerOverloaded {
+            .map_err(|_| ApiProblem::CallerOverloaded {
                 what: "The bodies of this caller's current requests take up what it may have",
             })
     }
 
-    async fn read(&self, body: Body) -> Result<Bytes, Problem> {
+    async fn read(&self, body: Body) -> Result<Bytes, ApiProblem> {
         let limit_bytes = self.max_request_bytes;
         let collected = timeout(BODY_PATIENCE, Limited::new(body, limit_bytes).collect()).await;
         match collected {
             Ok(Ok(collected)) => Ok(collected.to_bytes()),
             Ok(Err(error)) if error.is::<LengthLimitError>() => {
-                Err(Problem::RequestTooLarge { limit_bytes })
+                Err(ApiProblem::RequestTooLarge { limit_bytes })
             }
-            Ok(Err(_)) => Err(Problem::RequestBroken),
-            Err(_) => Err(Problem::RequestTooSlow),
+            Ok(Err(_)) => Err(ApiProblem::RequestBroken),
+            Err(_) => Err(ApiProblem::RequestTooSlow),
         }
     }
 
@@ -135,7 +135,7 @@ impl Shared {
         known: Arc<KnownCaller>,
         body: Bytes,
         room: OwnedSemaphorePermit,
-    ) -> Result<Carried, Problem> {
+    ) -> Result<Carried, ApiProblem> {
         let (mut reply, answer) = oneshot::channel();
         let shared = Arc::clone(self);
         self.running.spawn(async move {
@@ -148,7 +148,7 @@ impl Shared {
             }
         });
         // The task has panicked, or the runtime ends.
-        answer.await.unwrap_or(Err(Problem::OutcomeUnknown))
+        answer.await.unwrap_or(Err(ApiProblem::OutcomeUnknown))
     }
 
     async fn carry_out(
@@ -157,7 +157,7 @@ impl Shared {
         known: &KnownCaller,
         body: &[u8],
         reply: &mut Reply,
-    ) -> Result<Carried, Problem> {
+    ) -> Result<Carried, ApiProblem> {
         match operation {
             Operation::Claim => self.claim(known, body, reply).await,
             Operation::Extend => self.extend(known, body).await,
