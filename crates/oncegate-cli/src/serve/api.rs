@@ -188,10 +188,6 @@ fn count(count: u32) -> usize {
 }
 
 /// The caller with a token that stands for its own, which may not be on this machine.
-#[expect(
-    clippy::unnecessary_wraps,
-    reason = "it takes the place of `with_token`"
-)]
 fn without_token(caller: Caller, _: &Secret) -> Result<Caller, String> {
     Ok(caller.token("x".repeat(32)))
 }
