@@ -16,6 +16,8 @@ pub(crate) const STYLE: &str = include_str!("../page.css");
 const LETTERS_SHOWN: usize = 100;
 /// The most groups that are shown.
 const GROUPS_SHOWN: usize = 200;
+/// The cause of letters whose effects may have happened.
+const OUTCOME_UNKNOWN: &str = "outcome_unknown";
 /// The most characters of a reason in a list.
 const REASON_SHOWN: usize = 300;
 
@@ -408,6 +410,10 @@ pub(super) fn confirm(
     let matching = search.of_letters(letters);
     let places = search.places(letters);
     let passed = matching.len().saturating_sub(places.len());
+    let unknown = matching
+        .iter()
+        .filter(|letter| letter.cause == OUTCOME_UNKNOWN && places.contains(&letter.at))
+        .count();
     let scope = place.scope.as_str();
     let content = html! {
         h2 { "Redrive " (places.len()) " of " (letters.len()) " dead letters of " (shown(scope)) }
@@ -416,6 +422,10 @@ pub(super) fn confirm(
         }
         p { "Their messages are sent back to where they came from, and their handlers run again. What was completed "
             "meanwhile is not run." }
+        @if unknown > 0 {
+            p.bad { (unknown) " of them have an unknown outcome: their effects may have happened, and would happen again. "
+                "Look downstream first, and say " code { "oncegate complete" } " for those that have." }
+        }
         @if passed > 0 { p.quiet { (passed) " more match, and are done or under way: they are not sent." } }
         @if places.is_empty() {
             p { "There is nothing to redrive." }

@@ -427,6 +427,24 @@ async fn what_was_counted_is_redriven_and_not_shown_as_before() {
     assert_eq!(page.calls(), Vec::<String>::new());
 }
 
+#[tokio::test]
+async fn a_redrive_warns_of_outcomes_that_are_unknown() {
+    let mut letters = two_kinds();
+    letters[3].cause = "outcome_unknown".to_owned();
+    let page = Page::with(Recorder {
+        letters: Mutex::new(letters),
+        ..Recorder::default()
+    })
+    .await;
+    let browser = page.signed_in("ada").await;
+    page.post("/read-letters", &browser, "scope=billing").await;
+    let all = page.get("/redrive?scope=billing", &browser).await;
+    assert!(all.contains("1 of them have an unknown outcome"), "{all}");
+    let others = "/redrive?scope=billing&cause=permanent";
+    let others = page.get(others, &browser).await;
+    assert!(!others.contains("unknown outcome"), "{others}");
+}
+
 // invariant: page-markup
 #[tokio::test]
 async fn markup_is_text_in_every_place() {
