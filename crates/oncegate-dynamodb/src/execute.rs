@@ -205,8 +205,8 @@ fn decide(now: Now, record: Option<&Record>, operation: &Operation) -> (Option<R
     }
 }
 
-/// Returns whether the operation, with this reply, ends what protects another attempt: a grant does,
-/// and so does an operator who resolves a record that no attempt works on.
+/// Returns whether the operation, with this reply, ends what protects another attempt: a grant
+/// does, and so does an operator who resolves a record that no attempt works on.
 fn ends_lease(operation: &Operation, reply: &Reply) -> bool {
     match reply {
         Reply::Verdict { verdict, .. } => matches!(verdict, Verdict::Granted(_)),

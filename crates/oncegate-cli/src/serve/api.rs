@@ -13,7 +13,7 @@ use oncegate::{Gate, GateError, MemoryStore};
 use oncegate_serve::Address;
 use oncegate_serve::api::{Api, ApiScope, Caller, function_gate};
 
-use super::kind::{DoorKind, Flaw, Parts, ServedDoor};
+use super::kind::{DoorKind, DoorParts, Flaw, ServedDoor};
 use crate::config::shape::{self, ApiCaller, Door};
 use crate::config::values::{KeySetting, Names, Secret, Size};
 use crate::exit::Problem;
@@ -80,7 +80,7 @@ impl DoorKind for ApiKind {
         &self,
         name: &str,
         door: &Door,
-        parts: &Parts<'_>,
+        parts: &DoorParts<'_>,
     ) -> Result<Arc<dyn ServedDoor>, Problem> {
         let observer = Some(Arc::clone(&parts.observer));
         let api = api_of(door, &parts.store, observer, with_token)

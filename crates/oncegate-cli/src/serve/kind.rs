@@ -37,12 +37,12 @@ pub(crate) trait DoorKind: Sync {
         &self,
         name: &str,
         door: &Door,
-        parts: &Parts<'_>,
+        parts: &DoorParts<'_>,
     ) -> Result<Arc<dyn ServedDoor>, Problem>;
 }
 
 /// The parts that all doors of a process share.
-pub(crate) struct Parts<'a> {
+pub(crate) struct DoorParts<'a> {
     /// The store of the records.
     pub(crate) store: Arc<dyn Store>,
     /// The settings of that store, for a door that needs more of it, such as an outbox.

@@ -6,7 +6,7 @@ use super::proxy::ProxyKind;
 use super::webhook::WebhookKind;
 use crate::config::shape::Door;
 
-pub(crate) use super::kind::{DoorKind, Flaw, Parts, ServedDoor};
+pub(crate) use super::kind::{DoorKind, DoorParts, Flaw, ServedDoor};
 
 /// All kinds. The first is the one of a door that names no other.
 pub(crate) static KINDS: &[&dyn DoorKind] = &[&ProxyKind, &WebhookKind, &ApiKind];

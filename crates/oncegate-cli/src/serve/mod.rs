@@ -37,7 +37,7 @@ use crate::run::flags::parts;
 use crate::run::status::Served;
 use crate::run::until_ended;
 use crate::stores;
-use kinds::{Parts, ServedDoor};
+use kinds::{DoorParts, ServedDoor};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.serve/1";
@@ -202,7 +202,7 @@ async fn open_all<'a>(
     let settings = loaded.config.store.clone().unwrap_or_default();
     let patience = ConsumerSettings::DEFAULT.start_patience;
     let store = stores::open_configured(&settings, patience).await?;
-    let parts = Parts {
+    let parts = DoorParts {
         store,
         settings: &settings,
         observer: Arc::new(telemetry.clone()),

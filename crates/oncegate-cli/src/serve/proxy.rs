@@ -16,7 +16,7 @@ use oncegate::{GateError, GateSettings, MemoryStore};
 use oncegate_serve::Address;
 use oncegate_serve::proxy::{Proxy, Upstream, UpstreamSettings};
 
-use super::kind::{DoorKind, Flaw, Parts, ServedDoor};
+use super::kind::{DoorKind, DoorParts, Flaw, ServedDoor};
 use crate::config::Severity;
 use crate::config::shape::{Door, DoorRule};
 use crate::config::values::{
@@ -106,7 +106,7 @@ impl DoorKind for ProxyKind {
         &self,
         name: &str,
         door: &Door,
-        parts: &Parts<'_>,
+        parts: &DoorParts<'_>,
     ) -> Result<Arc<dyn ServedDoor>, Problem> {
         let store = Arc::clone(&parts.store);
         let observer = Arc::clone(&parts.observer);

@@ -11,7 +11,7 @@ use oncegate::http::event_gate;
 use oncegate_serve::proxy::{Upstream, UpstreamSettings};
 use oncegate_serve::webhook::{AtPath, Preset, Webhook, WebhookError};
 
-use super::kinds::{DoorKind, Flaw, Parts, ServedDoor};
+use super::kinds::{DoorKind, DoorParts, Flaw, ServedDoor};
 use crate::config::shape::Door;
 use crate::config::values::{Secret, Size, Time};
 use crate::exit::Problem;
@@ -89,7 +89,7 @@ impl DoorKind for WebhookKind {
         &self,
         name: &str,
         door: &Door,
-        parts: &Parts<'_>,
+        parts: &DoorParts<'_>,
     ) -> Result<Arc<dyn ServedDoor>, Problem> {
         let preset = preset(door).map_err(|why| Problem::configuration(why).of(name))?;
         let (upstream, path) =

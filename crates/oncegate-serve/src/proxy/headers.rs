@@ -30,7 +30,7 @@ const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 pub(super) enum HostNames {
     /// The one that the client has named.
     OfClient,
-    /// Its own: over TLS and HTTP/2, a service may refuse another.
+    /// The one of the service: over TLS and HTTP/2, it may refuse another.
     OfService,
 }
 
