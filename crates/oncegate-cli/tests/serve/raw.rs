@@ -122,7 +122,7 @@ async fn read_request(stream: &mut TcpStream) -> Option<String> {
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.ok()?);
     }
-    let head = String::from_utf8(head).unwrap();
+    let head = String::from_utf8_lossy(&head).into_owned();
     let length = head.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
         let is_length = name.eq_ignore_ascii_case("content-length");
