@@ -252,14 +252,6 @@ impl NamedStore {
         stores::open_outbox(&self.settings(), name, Duration::ZERO).await
     }
 
-    /// The URL of the store, if there is one.
-    pub(crate) fn url(&self) -> Option<&str> {
-        match self {
-            Self::ByUrl(store) => Some(&store.url),
-            Self::Configured(store) => store.url.as_deref(),
-        }
-    }
-
     fn settings(&self) -> shape::Store {
         match self {
             Self::ByUrl(store) => store.settings(),

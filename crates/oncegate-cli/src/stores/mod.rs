@@ -116,7 +116,7 @@ pub(crate) struct Statements<'a> {
 
 /// The purpose for which a store is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
+pub(crate) enum Purpose {
     /// As a consumer does.
     Consume,
     /// For a command that names the store by its URL: purges nothing.
@@ -126,7 +126,7 @@ enum Purpose {
 }
 
 /// The way in which a store is opened.
-struct Opening<'a> {
+pub(crate) struct Opening<'a> {
     /// The URL with its password, or the path of a file.
     location: &'a str,
     settings: &'a shape::Store,

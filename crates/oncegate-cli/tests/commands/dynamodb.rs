@@ -2,7 +2,7 @@
 
 use oncegate_testkit::DynamoDbServer;
 
-use super::{Answer, oncegate, oncegate_with};
+use super::{Answer, oncegate_with};
 
 /// Emulators check no credentials, and the SDK wants some.
 const CREDENTIALS: [(&str, &str); 2] = [
@@ -32,7 +32,7 @@ async fn templates_and_rights_are_printed_without_a_connection() {
         .await
         .ended(2)
         .says("journal");
-    oncegate(&["migrate", "--yes", "--store", "dynamodb://a?zone=1"], b"")
+    at("dynamodb://orders?zone=1", &["migrate", "--yes"])
         .await
         .ended(78)
         .says("`zone`")
