@@ -136,7 +136,7 @@ impl CompleteEffects {
     /// The text of the [`DryRunError`] names what to change.
     pub async fn open<'a>(
         self,
-        effects: impl IntoIterator<Item = &'a str>,
+        effects: impl IntoIterator<Item = &'a str> + Send,
     ) -> Result<CompletingEffects, DryRunError> {
         let effects = Effects::of(effects);
         self.open_with(effects).await

@@ -46,7 +46,7 @@ pub(crate) async fn run(
     change: &ChangeArgs,
     answer: &AnswerArgs,
     words: &DecisionWords,
-    decision: impl FnOnce(&Found, &Written) -> Decision,
+    decision: impl FnOnce(&Found, &Written) -> Decision + Send,
 ) -> Result<Exit, Problem> {
     let found = within(answer.timeout, Box::pin(record.find())).await?;
     let told = Told { answer, words };

@@ -14,7 +14,9 @@ use oncegate_core::record::{FencingToken, Record, State, Token};
 use oncegate_core::rules::{Operation, ReleaseCause, Reply};
 use oncegate_core::store::StoreError;
 
-use super::policy::{AttemptLimit, Consequence, after_failure};
+use super::policy::{
+    AttemptLimit, Consequence, GiveUp, after_failure, before_run, outcome_unknown,
+};
 use crate::backoff::Backoff;
 use crate::codec::{Codec, ToStored, not_kept};
 use crate::failure::Failure;
@@ -149,7 +151,9 @@ impl Gate {
     /// Claims the key of `message` for another process. `terms.fingerprint` takes the place of the
     /// gate's own.
     ///
-    /// A grant over the limit of attempts is no grant: the work is given up under that very claim.
+    /// A grant over the limit of attempts is no grant: the work is given up under that very claim. So
+    /// it is after an attempt without an outcome, with
+    /// [`AfterUnknown::GiveUp`](crate::AfterUnknown::GiveUp).
     ///
     /// # Errors
     /// As of [`enter`](Gate::enter). A claim with a token of the caller may have been granted: send
@@ -188,8 +192,13 @@ impl Gate {
             lease,
             retention: terms.retention,
         };
-        if terms.limit.is_over(claim.attempt) {
-            let reason = AttemptLimit::used_up(claim.attempt);
+        let recovered = granted.grant.recovery.recovered();
+        let after_unknown = self.settings.after_unknown();
+        if let Some(why) = before_run(claim.attempt, recovered, after_unknown, Some(terms.limit)) {
+            let reason = match why {
+                GiveUp::OutcomeUnknown => outcome_unknown(claim.attempt, None),
+                GiveUp::Permanent | GiveUp::AttemptsUsedUp => AttemptLimit::used_up(claim.attempt),
+            };
             return Ok(match self.give_up_claim(&claim, reason).await? {
                 ClaimEnd::GivenUp { reason } => ClaimOutcome::GivenUp { reason },
                 // Another owner has taken over in the meantime.
@@ -200,7 +209,7 @@ impl Gate {
         }
         Ok(ClaimOutcome::Granted {
             claim,
-            recovered: granted.grant.recovery.recovered(),
+            recovered,
             fencing_token: granted
                 .grant
                 .fencing_token

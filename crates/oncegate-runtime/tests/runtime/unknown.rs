@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use oncegate::admin::{self, Decided, Decision};
+use oncegate::running::detached::{ClaimOutcome, ClaimTerms};
+use oncegate::running::policy::{AttemptLimit, OUTCOME_UNKNOWN};
 use oncegate::{AfterUnknown, Attempt, ConsumerError, Failure, Gate, Handler, Message, Origin};
 use tokio::time::sleep;
 
@@ -157,6 +159,34 @@ async fn two_dead_processes_lead_to_no_quarantine() {
         (handler.runs(), bench.counters.total("quarantined")),
         (0, 0)
     );
+}
+
+// invariant: outcome-unknown
+#[tokio::test(start_paused = true)]
+async fn work_of_another_process_is_not_granted_again() {
+    let bench = Bench::of(numbered(1));
+    let gate = gate(&bench).simulated(9);
+    let terms = ClaimTerms {
+        lease: LEASE,
+        retention: Duration::from_secs(60),
+        fingerprint: None,
+        token: None,
+        limit: AttemptLimit(10),
+    };
+    let granted = gate.claim(&first(), &terms).await.unwrap();
+    assert!(
+        matches!(granted, ClaimOutcome::Granted { .. }),
+        "{granted:?}"
+    );
+    sleep(LEASE * 2).await;
+    for _ in 0..2 {
+        let undecided = gate.claim(&first(), &terms).await.unwrap();
+        let is_given_up = matches!(
+            &undecided,
+            ClaimOutcome::GivenUp { reason } if reason.starts_with(OUTCOME_UNKNOWN)
+        );
+        assert!(is_given_up, "{undecided:?}");
+    }
 }
 
 // invariant: operator-decides
