@@ -385,6 +385,7 @@ async fn records_in_sql_are_completed_and_given_up_too() {
     let store = PostgresStore::connect(postgres.url())
         .await
         .expect("connects");
+    store.create_schema().await.expect("tables");
     is_decided_in(store, postgres.url()).await;
 }
 

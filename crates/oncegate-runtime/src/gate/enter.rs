@@ -12,7 +12,6 @@ use super::pending::REPEAT_BACKOFF;
 use super::{Claimed, Completion, Gate, GateError, Lease, OpenClaim, OpenGate, Unfetched};
 use crate::codec::FromStored;
 use crate::failure::BoxError;
-use crate::handler::BoxFuture;
 use crate::message::Message;
 use crate::running::policy::outcome_unknown;
 
@@ -68,13 +67,7 @@ impl fmt::Debug for Stored {
 }
 
 /// Gives up a message whose earlier attempt ended without an outcome.
-///
-/// Boxed: few messages come here, and otherwise every message's future would be larger.
-fn give_up(lease: Lease) -> BoxFuture<'static, Entry> {
-    Box::pin(given_up(lease))
-}
-
-async fn given_up(lease: Lease) -> Entry {
+async fn give_up(lease: Lease) -> Entry {
     let reason = outcome_unknown(lease.attempt().number(), None);
     tracing::warn!(key = %lease.store_key(), reason, "the message is not run again");
     match lease.fail(&reason).await {
@@ -108,11 +101,17 @@ impl Gate {
             Box::pin(gate.prepare(message)).await?;
         }
         let identity = gate.identify(message)?;
-        let mut claim = gate.new_claim(&identity);
-        let claimed = gate.send_until_known(&mut claim, message).await?;
+        // A claim that is answered takes no room in what follows.
+        let claimed = {
+            let mut claim = gate.new_claim(&identity);
+            gate.send_until_known(&mut claim, message).await?
+        };
         Ok(match claimed {
             // The caller runs under it at once.
-            Claimed::Granted(lease) if lease.not_to_run(None).is_some() => give_up(lease).await,
+            // Boxed: few messages come here, and every message's future would be larger.
+            Claimed::Granted(lease) if lease.not_to_run(None).is_some() => {
+                Box::pin(give_up(lease)).await
+            }
             Claimed::Granted(lease) => {
                 lease.begin_run(Instant::now());
                 Entry::Granted(lease)
