@@ -151,8 +151,8 @@ impl Gate {
     /// Claims the key of `message` for another process. `terms.fingerprint` takes the place of the
     /// gate's own.
     ///
-    /// A grant over the limit of attempts is no grant: the work is given up under that very claim. So
-    /// it is after an attempt without an outcome, with
+    /// A grant over the limit of attempts is no grant: the work is given up under that very claim.
+    /// So is one after an attempt without an outcome, with
     /// [`AfterUnknown::GiveUp`](crate::AfterUnknown::GiveUp).
     ///
     /// # Errors
