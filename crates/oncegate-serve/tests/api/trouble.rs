@@ -5,6 +5,7 @@ use std::sync::Arc;
 use http::{Request, StatusCode};
 use oncegate_core::testing::fault::{FaultStore, Faults};
 use oncegate_runtime::MemoryStore;
+use oncegate_runtime::gate::AfterUnknown;
 use oncegate_serve::api::{Api, ApiError, ApiScope, Caller, function_gate};
 use oncegate_serve::{Body, Door as _};
 use serde_json::{Value, json};
@@ -198,6 +199,22 @@ async fn until(status: StatusCode, api: &Api, path: &str, body: Value) -> Value 
             return answer;
         }
         assert_eq!(got, StatusCode::SERVICE_UNAVAILABLE, "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_scope_may_give_up_after_an_unknown_outcome() {
+    let gate = function_gate("jobs", MemoryStore::new()).after_unknown(AfterUnknown::GiveUp);
+    let caller = Caller::new("cron").token(TOKEN).scopes(["jobs"]);
+    let api = Api::new([ApiScope::new(gate)], [caller]).unwrap();
+    let short = json!({ "scope": "jobs", "key": "a", "lease_ms": 100, "wait_ms": 60_000 });
+    // Its owner says nothing any more.
+    claimed(&api, short.clone()).await;
+    for _repeat in 0..2 {
+        let (status, answer) = post(&api, "/v1/claims", short.clone()).await;
+        assert_eq!(status, StatusCode::GONE, "{answer}");
+        let reason = answer["reason"].as_str().unwrap();
+        assert!(reason.starts_with("outcome unknown"), "{reason}");
     }
 }
 
