@@ -97,9 +97,9 @@
 //! The status of the response. The handler gave up for good.
 //! # outcome-undecided
 //! 409. An earlier attempt ended without an outcome, for example because its process was killed,
-//! and the gate has [`AfterUnknown::GiveUp`](crate::AfterUnknown::GiveUp): the request is not
-//! handled again until an operator has looked what became of it. `oncegate complete --store-key`
-//! says that it was done, and `oncegate reset` lets it run again.
+//!      and the gate [gives up then](oncegate_runtime::AfterUnknown::GiveUp): the request is not
+//!      handled again until an operator has looked what became of it. `oncegate complete
+//!      --store-key` says that it was done, and `oncegate reset` lets it run again.
 //! # misconfigured
 //! 500. The gate cannot be opened; the service's log contains what to change.
 //!

@@ -239,7 +239,11 @@ fn post<B>(key: &str, body: B) -> Request<B> {
 
 async fn call<S, B>(service: &Idempotency<S>, request: Request<B>) -> Response<Body>
 where
-    S: Service<Request<Body>, Response = Response<Body>, Error = BoxError> + Clone + Send + 'static,
+    S: Service<Request<Body>, Response = Response<Body>, Error = BoxError>
+        + Clone
+        + Send
+        + Sync
+        + 'static,
     S::Future: Send + 'static,
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,

@@ -245,10 +245,10 @@ impl Scripts {
                 fingerprint,
                 fenced,
                 longest_lease,
-            } => (
-                self.claim(key, *token, *lease, *fingerprint, *fenced, *longest_lease),
-                0,
-            ),
+            } => {
+                let cmd = self.claim(key, *token, *lease, *fingerprint, *fenced, *longest_lease);
+                (cmd, 0)
+            }
             Operation::Extend { token, lease } => (self.extend(key, token, *lease), 0),
             Operation::Complete {
                 token,
@@ -258,11 +258,7 @@ impl Scripts {
             } => {
                 let fingerprint = layout::fingerprint_bytes(*fingerprint);
                 let retention_ms = layout::millis(*retention);
-                completed = Some(Completed {
-                    key: key.clone(),
-                    tag: token.tag(),
-                    retention_ms,
-                });
+                completed = Some(Completed::of(key, token.tag(), retention_ms));
                 let cmd = self.complete(key, token, fingerprint, result, retention_ms);
                 (cmd, result.len())
             }
@@ -273,11 +269,10 @@ impl Scripts {
                 reason,
             } => {
                 let reason = cut_reason(reason);
-                let payload_bytes = reason.len();
-                let mut cmd = self.call(Verb::Release, key, payload_bytes);
+                let mut cmd = self.call(Verb::Release, key, reason.len());
                 cmd.arg(token.as_bytes()).arg(layout::millis(*delay + TAIL));
-                cmd.arg(end.as_str()).arg(reason);
-                (cmd, payload_bytes)
+                cmd.arg(end.as_str()).arg(&reason);
+                (cmd, reason.len())
             }
             Operation::Fail {
                 token,
@@ -285,12 +280,10 @@ impl Scripts {
                 retention,
             } => {
                 let reason = cut_reason(reason);
-                let payload_bytes = reason.len();
-                let mut cmd = self.call(Verb::Fail, key, payload_bytes);
-                cmd.arg(token.as_bytes())
-                    .arg(layout::millis(*retention))
-                    .arg(reason);
-                (cmd, payload_bytes)
+                let mut cmd = self.call(Verb::Fail, key, reason.len());
+                cmd.arg(token.as_bytes());
+                cmd.arg(layout::millis(*retention)).arg(&reason);
+                (cmd, reason.len())
             }
             Operation::HandOver { by: TokenTag(tag) } => {
                 let mut cmd = self.call(Verb::HandOver, key, 0);
@@ -309,11 +302,10 @@ impl Scripts {
                 self.resolve(key, expected, &ended, *retention)
             }
         };
-        // A heartbeat does not wait for durability.
-        let confirm = !matches!(command.operation, Operation::Extend { .. });
         let mut request = Request::new(cmd, OVERHEAD_BYTES + key.as_str().len() + payload_bytes);
         request.completed = completed;
-        request.confirm = confirm;
+        // A heartbeat does not wait for durability.
+        request.confirm = !matches!(command.operation, Operation::Extend { .. });
         request
     }
 

@@ -55,6 +55,16 @@ pub(super) struct Completed {
     pub(super) retention_ms: u64,
 }
 
+impl Completed {
+    pub(super) fn of(key: &StoreKey, tag: TokenTag, retention_ms: u64) -> Self {
+        Self {
+            key: key.clone(),
+            tag,
+            retention_ms,
+        }
+    }
+}
+
 /// A completion that the server has confirmed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Witness {

@@ -259,6 +259,36 @@ const SPOILT: [&[u8]; 9] = [
     b"\xff\xff",
 ];
 
+fn every_operation(token: oncegate_core::record::Token) -> [Operation; 8] {
+    let expected = oncegate_core::record::Record {
+        expires_at: oncegate_core::record::StoreTime::default(),
+        fingerprint: None,
+        state: oncegate_core::record::State::Completed {
+            by: token.tag(),
+            result: b"".as_slice().into(),
+        },
+    };
+    [
+        claim(token),
+        extend(token),
+        complete(token, b"mine"),
+        release(token),
+        fail(token),
+        Operation::HandOver { by: token.tag() },
+        Operation::Reopen {
+            expected: expected.clone(),
+        },
+        Operation::Resolve {
+            expected,
+            token,
+            resolution: oncegate_core::rules::Resolution::Completed {
+                result: b"".as_slice().into(),
+            },
+            retention: Duration::from_secs(60),
+        },
+    ]
+}
+
 // invariant: garbage-as-answer
 #[tokio::test]
 async fn what_is_no_record_is_an_error_and_stays_untouched() {
@@ -286,33 +316,7 @@ async fn what_is_no_record_is_an_error_and_stays_untouched() {
     keys.push(list);
     for key in &keys {
         let before: Vec<u8> = hand.ask(&["DUMP", key.as_str()]).await;
-        let expected = oncegate_core::record::Record {
-            expires_at: oncegate_core::record::StoreTime::default(),
-            fingerprint: None,
-            state: oncegate_core::record::State::Completed {
-                by: token.tag(),
-                result: b"".as_slice().into(),
-            },
-        };
-        for operation in [
-            claim(token),
-            extend(token),
-            complete(token, b"mine"),
-            release(token),
-            fail(token),
-            Operation::HandOver { by: token.tag() },
-            Operation::Reopen {
-                expected: expected.clone(),
-            },
-            Operation::Resolve {
-                expected,
-                token,
-                resolution: oncegate_core::rules::Resolution::Completed {
-                    result: b"".as_slice().into(),
-                },
-                retention: Duration::from_secs(60),
-            },
-        ] {
+        for operation in every_operation(token) {
             let answer = apply(&store, key, operation.clone()).await;
             assert!(
                 matches!(answer, Err(StoreError::Unreadable { .. })),

@@ -166,12 +166,14 @@ pub(crate) async fn check_completed(place: &Place, id: i64, attempt: u8, what: &
     let State::Completed { by, .. } = found.record.state else {
         panic!("{what}: {found:?}")
     };
+    // One key in sixteen has a mark of its content.
+    let fingerprint = found.record.fingerprint;
     let [a, b, c, d] = by.0;
     let token = Token::from([a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     let claim = Operation::Claim {
         token,
         lease: LEASE,
-        fingerprint: None,
+        fingerprint,
         fenced: false,
         longest_lease: LEASE,
     };
@@ -181,7 +183,7 @@ pub(crate) async fn check_completed(place: &Place, id: i64, attempt: u8, what: &
     let retention = GateSettings::DEFAULT.retention;
     let complete = Operation::Complete {
         token,
-        fingerprint: None,
+        fingerprint,
         result,
         retention,
     };

@@ -11,6 +11,7 @@ const HEAD: &str = "POST /pay HTTP/1.1\r\nhost: shop\r\nx-user-id: anne\r\n";
 
 /// The bytes that are sent, and the beginnings of answers that are allowed; an empty one is a
 /// connection that is closed.
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn refused() -> Vec<(String, &'static [&'static str])> {
     const BAD: &[&str] = &["HTTP/1.1 400 ", ""];
     let keyed = |rest: &str| format!("{HEAD}idempotency-key: k\r\n{rest}");

@@ -94,29 +94,23 @@ impl Step {
         let retention = Duration::from_millis(RETENTION_MS);
         let operation = match *self {
             Self::Tick | Self::Sleep => return None,
-            Self::Claim(by) if by <= history.asked => {
-                let Attempt { fenced, .. } = attempts[by];
-                Operation::Claim {
-                    token: token(by),
-                    lease,
-                    fingerprint: print(&attempts[by]),
-                    fenced,
-                    longest_lease: lease,
-                }
-            }
+            Self::Claim(by) if by <= history.asked => Operation::Claim {
+                token: token(by),
+                lease,
+                fingerprint: print(&attempts[by]),
+                fenced: attempts[by].fenced,
+                longest_lease: lease,
+            },
             Self::Extend(by) if asked(by) => Operation::Extend {
                 token: token(by),
                 lease,
             },
-            Self::Complete(by) if asked(by) => {
-                let fingerprint = print(&attempts[by]);
-                Operation::Complete {
-                    token: token(by),
-                    fingerprint,
-                    result: result(by),
-                    retention,
-                }
-            }
+            Self::Complete(by) if asked(by) => Operation::Complete {
+                token: token(by),
+                fingerprint: print(&attempts[by]),
+                result: result(by),
+                retention,
+            },
             Self::Release { by, delay_ms, end } if asked(by) => {
                 let delay = Duration::from_millis(delay_ms);
                 Operation::Release {

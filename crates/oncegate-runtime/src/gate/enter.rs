@@ -13,6 +13,7 @@ use super::{Claimed, Completion, Gate, GateError, Lease, OpenClaim, OpenGate, Un
 use crate::codec::FromStored;
 use crate::failure::BoxError;
 use crate::message::Message;
+use crate::results::Reference;
 use crate::running::policy::outcome_unknown;
 
 /// The outcome of a claim.
@@ -116,7 +117,11 @@ impl Gate {
                 lease.begin_run(Instant::now());
                 Entry::Granted(lease)
             }
-            Claimed::Completed(stored) => Entry::Completed(gate.fetch_stored(stored).await?),
+            // Boxed for the same reason: few results are in a result store.
+            Claimed::Completed(stored) if Reference::is(&stored) => {
+                Entry::Completed(Box::pin(gate.fetch_stored(stored)).await?)
+            }
+            Claimed::Completed(bytes) => Entry::Completed(Stored { bytes, lost: None }),
             Claimed::Busy(retry_in) => Entry::Busy { retry_in },
             Claimed::Failed {
                 reason,
@@ -146,7 +151,8 @@ impl OpenGate {
             match claim.send(message).await {
                 Err(StoreError::Unknown { .. }) if claim.age() < self.settings.lease => {
                     failures += 1;
-                    tokio::time::sleep(REPEAT_BACKOFF.wait(failures, self.fraction())).await;
+                    let pause = REPEAT_BACKOFF.wait(failures, self.fraction());
+                    Box::pin(tokio::time::sleep(pause)).await;
                 }
                 answered => return answered,
             }

@@ -180,7 +180,7 @@ impl Gate {
         self
     }
 
-    /// Sets what follows [an attempt without an outcome](GateSettings::after_unknown):
+    /// Sets what follows [an attempt without an outcome](field@GateSettings::after_unknown):
     /// [`AfterUnknown::Retry`] by default.
     pub fn after_unknown(mut self, after_unknown: AfterUnknown) -> Self {
         self.settings.after_unknown = after_unknown;

@@ -20,7 +20,9 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::callers::KnownCaller;
-use super::forms::{ClaimAnswer, ClaimRequest, ExtendAnswer, ExtendRequest, Extended, LookRequest};
+use super::forms::{
+    ClaimAnswer, ClaimRequest, ExtendAnswer, ExtendRequest, ExtendedClaim, LookRequest,
+};
 use super::problem::ApiProblem;
 use super::requests::{Carried, Reply};
 use super::{ApiScope, Shared, claim_id, key};
@@ -167,17 +169,17 @@ impl Shared {
         }
         let now = Instant::now();
         let mut claims: Vec<Option<DetachedClaim>> = Vec::new();
-        let mut answers: Vec<Extended> = Vec::new();
+        let mut answers: Vec<ExtendedClaim> = Vec::new();
         for text in &request.claims {
             let held = self.held(known, text).ok();
             answers.push(match &held {
-                None => Extended::Invalid,
+                None => ExtendedClaim::Invalid,
                 Some((scope, claim))
                     if known.is_overrun(&claim.token, scope.gate.run_period(), now) =>
                 {
-                    Extended::Overrun
+                    ExtendedClaim::Overrun
                 }
-                Some(_) => Extended::Unknown,
+                Some(_) => ExtendedClaim::Unknown,
             });
             claims.push(held.map(|(_, claim)| claim));
         }
@@ -185,7 +187,7 @@ impl Shared {
             let due: Vec<(usize, DetachedClaim)> = claims
                 .iter()
                 .enumerate()
-                .filter(|(at, _)| matches!(answers.get(*at), Some(Extended::Unknown)))
+                .filter(|(at, _)| matches!(answers.get(*at), Some(ExtendedClaim::Unknown)))
                 .filter_map(|(at, claim)| Some((at, claim.clone()?)))
                 .filter(|(_, claim)| claim.key.scope() == name)
                 .collect();
@@ -198,10 +200,10 @@ impl Shared {
             if is_owner {
                 known.note_held(claim.token, claim.lease, now);
                 let lease_ms = whole_millis(claim.lease);
-                *answer = Extended::Extended { lease_ms };
+                *answer = ExtendedClaim::Extended { lease_ms };
             } else {
                 known.note_ended(&claim.token);
-                *answer = Extended::LeaseLost;
+                *answer = ExtendedClaim::LeaseLost;
             }
         }
         Ok(Carried::ok(&ExtendAnswer { claims: answers }))

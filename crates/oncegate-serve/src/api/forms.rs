@@ -187,13 +187,13 @@ pub(super) enum ClaimAnswer {
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct ExtendAnswer {
     /// One for each claim of the request, in its order.
-    pub(super) claims: Vec<Extended>,
+    pub(super) claims: Vec<ExtendedClaim>,
 }
 
 /// The state of one claim.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "state", rename_all = "kebab-case")]
-pub(super) enum Extended {
+pub(super) enum ExtendedClaim {
     /// The lease begins again.
     Extended {
         /// The lease in milliseconds, counted from before the request was sent.

@@ -35,7 +35,7 @@
 //! 400. A field is missing, unknown or out of its bounds; the detail names it.
 //! # request-too-large
 //! 413. The body is larger than the largest result that a scope keeps, and some room. To complete
-//! work whose result is larger, send `"without_result": true`.
+//!      work whose result is larger, send `"without_result": true`.
 //! # request-too-slow
 //! 408. The body took longer than 30 s.
 //! # request-broken

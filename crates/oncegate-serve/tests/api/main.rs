@@ -172,7 +172,15 @@ async fn a_key_counts_by_its_content_and_by_its_function() {
         send_key("1", Some("no name")).await,
         StatusCode::BAD_REQUEST
     );
+    let (status, _) = post(&api, "/v1/claims", json!({ "scope": "jobs" })).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+}
 
+#[tokio::test]
+async fn a_scope_may_name_the_fields_of_its_key() {
+    let api = server(&Arc::new(MemoryStore::new()));
+    let first = StatusCode::CREATED;
+    let again = StatusCode::CONFLICT;
     let order = |order: Value| json!({ "scope": "orders", "key": order });
     let (status, granted) = post(
         &api,
@@ -201,8 +209,6 @@ async fn a_key_counts_by_its_content_and_by_its_function() {
         bad["detail"].as_str().unwrap().contains("order_id"),
         "{bad}"
     );
-    let (status, _) = post(&api, "/v1/claims", json!({ "scope": "jobs" })).await;
-    assert_eq!(status, StatusCode::BAD_REQUEST);
 }
 
 #[tokio::test]

@@ -90,6 +90,20 @@ const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Starts DynamoDB with a table. Returns the server, what stands before it, and the table's
+/// address.
+async fn start_dynamodb() -> (Server, Option<Proxy>, String) {
+    let server = DynamoDbServer::start().await;
+    let proxy = Proxy::before_address(server.address()).await;
+    let store = DynamoDbStore::builder(&table_at(&server.endpoint()))
+        .client(dynamodb_client(&server))
+        .may_be_missing();
+    let store = store.connect().await.expect("the server answers");
+    store.create_table().await.expect("the table can be made");
+    let address = table_at(&format!("http://{}", proxy.address()));
+    (Server::DynamoDb(server), Some(proxy), address)
+}
+
 impl<'a> Stage<'a> {
     pub(super) async fn set(
         seed: u64,
@@ -123,17 +137,7 @@ impl<'a> Stage<'a> {
                 let address = format!("{user}@{}/{database}", proxy.address());
                 (Server::Postgres(server), Some(proxy), address)
             }
-            StoreKind::DynamoDb => {
-                let server = DynamoDbServer::start().await;
-                let proxy = Proxy::before_address(server.address()).await;
-                let store = DynamoDbStore::builder(&table_at(&server.endpoint()))
-                    .client(dynamodb_client(&server))
-                    .may_be_missing();
-                let store = store.connect().await.expect("the server answers");
-                store.create_table().await.expect("the table can be made");
-                let address = table_at(&format!("http://{}", proxy.address()));
-                (Server::DynamoDb(server), Some(proxy), address)
-            }
+            StoreKind::DynamoDb => start_dynamodb().await,
             StoreKind::Sqlite => (
                 Server::File,
                 None,
