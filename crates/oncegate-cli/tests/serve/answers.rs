@@ -8,7 +8,6 @@ use super::{FROM_ANNE, Service, Stage};
 
 /// The rules of most tests.
 pub(super) const RULES: &str = r#"
-lease = "1s"
 headers = ["Idempotency-Key", "X-Idempotency-Key"]
 rules = [
     { method = "POST", path = "/pay" },
@@ -17,6 +16,12 @@ rules = [
     { method = "POST", path = "/metrics", required = false, keep = ["2xx"] },
 ]
 "#;
+
+/// The lease of tests that wait until one is over.
+pub(super) const SHORT_LEASE: &str = "lease = \"1s\"\n";
+
+/// A lease for which no test waits: what is held is seen.
+pub(super) const LONG_LEASE: &str = "lease = \"1d\"\nmax_run = \"1d\"\n";
 
 async fn equal_requests_have_one_effect(stage: &Stage, service: &Service) {
     let proxy = stage.start().await;

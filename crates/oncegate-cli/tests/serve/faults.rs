@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use oncegate_testkit::{LoopbackPort, Proxy as FaultProxy, ProxyMode, Redis, Sent, until};
 
-use super::answers::RULES;
+use super::answers::{LONG_LEASE, RULES, SHORT_LEASE};
 use super::raw::{Act, RawService};
 use super::{FROM_ANNE, LIMIT, Service, Stage};
 
@@ -16,7 +16,8 @@ async fn a_request_that_was_read_is_unknown_and_the_next_is_marked() {
     for act in [Act::Close, Act::Stall] {
         let service = RawService::start(move |number| if number == 0 { act } else { Act::Answer });
         let service = service.await;
-        let door = format!("timeout = \"500ms\"\n{RULES}");
+        let timeout = if act == Act::Stall { "2s" } else { "1m" };
+        let door = format!("timeout = \"{timeout}\"\n{SHORT_LEASE}{RULES}");
         let stage = Stage::before(service.url(), &door);
         let proxy = stage.start().await;
         let unknown = proxy.pay("k", "{}").await;
@@ -29,11 +30,12 @@ async fn a_request_that_was_read_is_unknown_and_the_next_is_marked() {
         assert!(unknown.header("retry-after").is_some());
         let done = proxy.pay_until_done("k", "{}").await;
         assert_eq!((done.status.as_u16(), done.is_replayed()), (201, false));
-        assert_eq!(service.header("oncegate-attempt"), ["1", "2; recovered"]);
+        let attempts = service.header("oncegate-attempt");
+        assert_eq!(attempts[..2], ["1", "2; recovered"]);
         let downstream = service.header("oncegate-key");
         assert!(!downstream[0].is_empty() && downstream[0] == downstream[1]);
         assert!(proxy.pay("k", "{}").await.is_replayed());
-        assert_eq!(service.heads.lock().len(), 2);
+        assert_eq!(service.heads.lock().len(), attempts.len());
     }
 }
 
@@ -41,21 +43,36 @@ async fn a_request_that_was_read_is_unknown_and_the_next_is_marked() {
 async fn the_statuses_of_gateways_are_unknown() {
     let service = Service::default();
     let server = service.start().await;
-    let stage = Stage::before(format!("http://{}", server.address()), RULES);
-    let proxy = stage.start().await;
-    for status in ["502", "503", "504"] {
-        let headers = [FROM_ANNE, &[("x-status", status)]].concat();
-        let sent = Sent::post("/pay", status, "{}").headers(&headers);
-        assert_eq!(proxy.client().send(sent).await.status.as_str(), status);
-        assert_eq!(proxy.pay(status, "{}").await.problem(), "in-progress");
-        assert_eq!(proxy.pay_until_done(status, "{}").await.status, 201);
-        assert_eq!(service.seen().last().unwrap().attempt, "2; recovered");
+    for (lease, is_over) in [(LONG_LEASE, false), (SHORT_LEASE, true)] {
+        let door = format!("{lease}{RULES}");
+        let stage = Stage::before(format!("http://{}", server.address()), &door);
+        let proxy = stage.start().await;
+        for status in ["502", "503", "504"] {
+            let headers = [FROM_ANNE, &[("x-status", status)]].concat();
+            let sent = Sent::post("/pay", status, "{}").headers(&headers);
+            assert_eq!(proxy.client().send(sent).await.status.as_str(), status);
+            if is_over {
+                assert_eq!(proxy.pay_until_done(status, "{}").await.status, 201);
+                assert_eq!(service.seen().last().unwrap().attempt, "2; recovered");
+            } else {
+                assert_eq!(proxy.pay(status, "{}").await.problem(), "in-progress");
+            }
+        }
     }
-    // The service says itself that it has failed: the next attempt runs at once.
+}
+
+/// A service that says itself that it has failed is asked again at once.
+#[tokio::test]
+async fn a_failure_of_the_service_is_repeated_at_once() {
+    let service = Service::default();
+    let server = service.start().await;
+    let door = format!("{LONG_LEASE}{RULES}");
+    let stage = Stage::before(format!("http://{}", server.address()), &door);
+    let proxy = stage.start().await;
     let headers = [FROM_ANNE, &[("x-status", "500")]].concat();
-    let sent = Sent::post("/pay", "500", "{}").headers(&headers);
+    let sent = Sent::post("/pay", "k", "{}").headers(&headers);
     assert_eq!(proxy.client().send(sent).await.status, 500);
-    assert_eq!(proxy.pay("500", "{}").await.status, 201);
+    assert_eq!(proxy.pay("k", "{}").await.status, 201);
     assert_eq!(service.seen().last().unwrap().attempt, "2");
 }
 
@@ -63,8 +80,7 @@ async fn the_statuses_of_gateways_are_unknown() {
 #[tokio::test]
 async fn a_service_that_cannot_be_reached_has_read_nothing() {
     let port = LoopbackPort::reserve();
-    // A lease for which no test waits: what is held would be seen.
-    let door = RULES.replace("lease = \"1s\"", "lease = \"1d\"\nmax_run = \"1d\"");
+    let door = format!("{LONG_LEASE}{RULES}");
     let stage = Stage::before(format!("http://{}", port.address()), &door);
     let proxy = stage.start().await;
     for _ in 0..12 {
@@ -84,7 +100,7 @@ async fn a_service_that_cannot_be_reached_has_read_nothing() {
 #[tokio::test]
 async fn a_service_that_closes_its_connections_costs_no_lease() {
     let service = RawService::start(|_| Act::AnswerAndClose).await;
-    let door = RULES.replace("lease = \"1s\"", "lease = \"1d\"\nmax_run = \"1d\"");
+    let door = format!("{LONG_LEASE}{RULES}");
     let stage = Stage::before(service.url(), &door);
     let proxy = stage.start().await;
     for number in 0..200 {
