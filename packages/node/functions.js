@@ -14,6 +14,10 @@ const LONGEST_PAUSE_MS = 1000;
 const LONGEST_WAIT_MS = 20_000;
 /** The answers that may be other ones later: the caller has reached a limit, and the store does not answer. */
 const AGAIN = new Set([0, 408, 429, 502, 503, 504]);
+/** The same for the end of a claim: the work has happened, and a token that is rotated or a server that is moved comes back. */
+const AGAIN_AT_THE_END = new Set([...AGAIN, 401, 403, 404, 500]);
+/** Halves of surrogate pairs, which are no text for the server. */
+const HALVES = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 /** The longest reason that is sent, in UTF-16 units. */
 const REASON_MAX_UNITS = 1000;
 
@@ -53,9 +57,24 @@ async function post({ url, token, tokenFile }, where, body, timeoutMs) {
       body: JSON.stringify(body),
       signal: AbortSignal.timeout(Math.ceil(timeoutMs)),
     });
-    return { status: response.status, answer: await response.json() };
+    const text = await response.text();
+    const answer = isJson(text) ? JSON.parse(text) : null;
+    if (answer === null || typeof answer !== "object") {
+      // Of something in between: only its refusal counts.
+      return { status: response.status >= 400 ? response.status : 0, answer: { detail: `HTTP status ${response.status}` } };
+    }
+    return { status: response.status, answer };
   } catch (error) {
     return { status: 0, answer: { detail: `${error.name}: ${error.cause?.message ?? error.message}` } };
+  }
+}
+
+function isJson(text) {
+  try {
+    JSON.parse(text);
+    return true;
+  } catch {
+    return false;
   }
 }
 
@@ -86,6 +105,7 @@ class Client {
   #worker = null;
   #held = new Map();
   #closed = null;
+  #isOver = false;
 
   constructor({ url = process.env.ONCEGATE_URL, token, tokenFile, scope, patienceMs = 10_000, settleMs = 300_000 }) {
     if (!tokenFile) token ??= process.env.ONCEGATE_TOKEN;
@@ -102,6 +122,12 @@ class Client {
   async once(key, work, options = {}) {
     const claimed = await this.#claim(key, options);
     if (!(claimed instanceof Attempt)) return claimed.result;
+    if (this.#isOver) {
+      this.#release(claimed);
+      const body = { claim: claimed.claim, counted: false, reason: "the client is closed" };
+      await this.#end("/v1/claims/release", body, this.#patienceMs);
+      throw new Unavailable("the client is closed: nothing was run");
+    }
     try {
       let result;
       try {
@@ -125,6 +151,8 @@ class Client {
     await this.#closed.promise;
     clearTimeout(timer);
     const ended = this.#held.size === 0;
+    this.#isOver = true;
+    for (const held of this.#held.values()) held.lose(); // nothing extends them any more
     await this.#worker?.terminate();
     return ended;
   }
@@ -143,19 +171,39 @@ class Client {
     const began = now();
     let answeredAt = began;
     let pause = FIRST_PAUSE_MS;
+    // Before any request that may have been granted: a repeat gets the same grant, and not a new lease.
+    let since = null;
     for (;;) {
       const left = Math.min(Math.max(0, began + waitMs - now()), LONGEST_WAIT_MS);
       const sentAt = now();
+      since ??= sentAt;
       const body = { ...request, wait_ms: Math.round(left) };
       const { status, answer } = await post(this.#server, "/v1/claims", body, left + this.#patienceMs);
-      if (status === 201) return this.#hold(answer, sentAt);
-      if (status === 200) return { result: resultOf(answer) };
+      if (status === 200 && answer.state === "completed") return { result: resultOf(answer) };
+      if (status === 201 && answer.state === "granted") {
+        if (now() < since + answer.lease_ms / 3) return this.#hold(answer, since);
+        // Much of its lease is over, by a wait or a lost answer: it begins under a fresh one.
+        const extendedAt = now();
+        const extended = await post(this.#server, "/v1/claims/extend", { claims: [answer.claim] }, this.#patienceMs);
+        const state = (extended.status === 200 && extended.answer.claims?.[0]?.state) || "unknown";
+        if (state === "extended" && now() < extendedAt + answer.lease_ms / 3) return this.#hold(answer, extendedAt);
+        if (state !== "unknown") answeredAt = now();
+        if (state !== "extended" && state !== "unknown") {
+          // Another one has taken over, and nothing was run.
+          request.nonce = randomUUID();
+          since = null;
+        }
+        if (now() - answeredAt >= this.#patienceMs) throw new Unavailable("nothing was run, because the claim was not confirmed");
+        await sleep(pause);
+        continue;
+      }
       const detail = answer.detail ?? `HTTP status ${status}`;
       if (answer.state === "given-up") throw new GivenUp(answer.reason ?? detail);
       if (answer.state === "mismatch") throw new Mismatch(detail);
       if (answer.state === "busy") {
         const retryInMs = answer.retry_in_ms;
         answeredAt = now();
+        since = sentAt;
         if (answeredAt + Math.min(retryInMs, FIRST_PAUSE_MS) >= began + waitMs) throw new Busy(retryInMs);
         await sleep(Math.min(retryInMs, pause));
         pause = Math.min(pause * 2, LONGEST_PAUSE_MS / 2);
@@ -174,7 +222,7 @@ class Client {
   #hold(answer, sentAt) {
     const attempt = new Attempt(answer);
     this.#held.set(attempt.claim, attempt);
-    if (!this.#worker) {
+    if (!this.#worker && !this.#isOver) {
       // A thread of its own: a function that computes holds up this one's timers.
       this.#worker = new Worker(path.join(__dirname, "heartbeats.js"), { workerData: this.#server });
       this.#worker.on("message", (claim) => this.#held.get(claim)?.lose());
@@ -185,7 +233,7 @@ class Client {
       });
       this.#worker.unref();
     }
-    this.#worker.postMessage({ add: attempt.claim, leaseMs: answer.lease_ms, sentAt });
+    this.#worker?.postMessage({ add: attempt.claim, leaseMs: answer.lease_ms, sentAt });
     return attempt;
   }
 
@@ -200,7 +248,7 @@ class Client {
     const began = now();
     for (let pause = FIRST_PAUSE_MS; ; pause = Math.min(pause * 2, LONGEST_PAUSE_MS)) {
       const { status, answer } = await post(this.#server, where, body, 10_000);
-      if (!AGAIN.has(status)) return { status, answer };
+      if (!AGAIN_AT_THE_END.has(status) && (status !== 200 || answer.state)) return { status, answer };
       if (now() - began >= patienceMs) return { status: 0, answer };
       await sleep(pause);
     }
@@ -219,8 +267,8 @@ class Client {
     }
     const complete = (form) => this.#end("/v1/claims/complete", { claim: attempt.claim, ...form }, this.#settleMs);
     let { status, answer } = await complete(form);
-    if (status === 413) {
-      warn("the work is recorded without its result, which is too large");
+    if (status === 400 || status === 413) {
+      warn("the work is recorded without its result, which is too large or no JSON");
       ({ status, answer } = await complete({ without_result: true }));
     }
     if (status === 200) return;
@@ -232,7 +280,7 @@ class Client {
 
   async #fail(attempt, error, permanent = () => false) {
     const reason = String(error?.message ?? error).slice(0, REASON_MAX_UNITS);
-    const body = { claim: attempt.claim, reason: `${error?.name ?? "thrown"}: ${reason}` };
+    const body = { claim: attempt.claim, reason: `${error?.name ?? "thrown"}: ${reason}`.replace(HALVES, "\ufffd") };
     let where = "/v1/claims/release";
     if (error instanceof DeadLetter || permanent(error)) {
       where = "/v1/claims/fail";

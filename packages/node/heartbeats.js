@@ -24,8 +24,13 @@ parentPort.on("message", ({ add, remove, leaseMs, sentAt }) => {
 function schedule() {
   clearTimeout(timer);
   if (held.size === 0) return;
-  const next = Math.min(...[...held.values()].map(({ extendAt }) => extendAt));
+  const next = Math.min(...[...held.values()].map(nextOf));
   if (next < Infinity) timer = setTimeout(round, Math.max(1, next - now()));
+}
+
+/** When a claim is to be extended, or to be told of as lost. */
+function nextOf({ leaseMs, validUntil, extendAt, isLost }) {
+  return isLost ? extendAt : Math.min(extendAt, validUntil - leaseMs / MARGINS);
 }
 
 function lose(claim, of) {
@@ -43,6 +48,9 @@ async function round() {
   if (due.length > 0) {
     const shortest = Math.min(...due.map(([, { leaseMs }]) => leaseMs));
     const claims = due.map(([claim]) => claim);
+    // Until it is answered, it is not sent again, and its loss is told in time.
+    for (const [, of] of due) of.extendAt = Infinity;
+    schedule();
     const { status, answer } = await post(workerData, "/v1/claims/extend", { claims }, Math.max(50, shortest / EXTENDS));
     due.forEach(([claim, of], at) => {
       const state = status === 200 ? answer.claims?.[at]?.state : "unknown";

@@ -29,6 +29,17 @@ pub struct Decision {
     token: Token,
 }
 
+/// Returns the rest of a failed record's retention: the message must not be forgotten earlier.
+fn kept_for(RecordSnapshot { now, record }: &RecordSnapshot) -> Duration {
+    match record.state {
+        State::Failed { .. } => {
+            let left = record.expires_at.millis().saturating_sub(now.millis());
+            Duration::from_millis(left)
+        }
+        _ => Duration::ZERO,
+    }
+}
+
 impl Decision {
     /// The effect has happened. The record becomes COMPLETED, and duplicates get an empty result.
     pub fn happened() -> Self {
@@ -108,7 +119,7 @@ impl Decision {
                     expected: read.record.clone(),
                     token: self.token,
                     resolution: resolution.clone(),
-                    retention: self.retention,
+                    retention: self.retention.max(kept_for(read)),
                 },
             },
             // It writes only where there is no record.
@@ -217,6 +228,8 @@ pub async fn decide(
                 if decision.record(store, key, now.as_ref()).await? {
                     return Ok(Decided::Done);
                 }
+                // An attempt came in between, or the store is not sure yet that the lease is over.
+                tokio::time::sleep(REPEAT_AFTER).await;
             }
             (SeenState::Failed(seen), SeenState::Failed(found)) if seen == found => {
                 if decision.record(store, key, now.as_ref()).await? {

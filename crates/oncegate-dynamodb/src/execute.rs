@@ -197,11 +197,12 @@ fn decide(now: Now, record: Option<&Record>, operation: &Operation) -> (Option<R
     if !protects || !ends_lease(operation, &latest.1) {
         return latest;
     }
-    let earliest = apply(now.earliest, record.cloned(), operation);
-    if ends_lease(operation, &earliest.1) {
+    let (_, earliest) = apply(now.earliest, record.cloned(), operation);
+    if ends_lease(operation, &earliest) {
         latest
     } else {
-        earliest
+        // The reply alone: a cut of the lease by this end could end one that is alive.
+        (record.cloned(), earliest)
     }
 }
 

@@ -58,14 +58,15 @@ impl Held {
             key,
             rule,
         } = self;
-        let found = key
-            .map(Ok)
-            .or_else(|| rule.as_ref().and_then(|rule| rule.key_of_body(body)));
-        let key = match found {
-            Some(Ok(key)) => key,
-            Some(Err(_)) if rule.as_ref().is_some_and(|rule| !rule.required) => return Ok(None),
-            Some(Err(problem)) => return Err(problem),
-            None => return Err(Problem::KeyMissing),
+        let found = match key {
+            Some(key) => Some(key),
+            None => rule
+                .as_ref()
+                .and_then(|rule| rule.key_of_body(body))
+                .unwrap_or(Err(Problem::KeyMissing))?,
+        };
+        let Some(key) = found else {
+            return Ok(None);
         };
         Ok(Some(Caller {
             principal,

@@ -148,6 +148,7 @@ pub use commit::{ResponseCommit, ResponseNotCommitted};
 pub use oncegate_runtime::attempt::Attempt;
 pub use policy::Settle;
 pub use principal::Principal;
+pub use problem::DoneBefore;
 pub use request::{event_gate, request_gate};
 pub use rules::{RequestPart, Rule, RuleError, Rules};
 pub use service::Idempotency;

@@ -237,9 +237,17 @@ impl Problem {
         if self.may_retry_soon() {
             headers.insert(RETRY_AFTER, RETRY_AFTER_SECONDS);
         }
+        if matches!(self, Self::ResponseNotKept { .. }) {
+            response.extensions_mut().insert(DoneBefore);
+        }
         response
     }
 }
+
+/// Marks the answer to a request that was handled before, and whose response was not kept, as an
+/// extension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DoneBefore;
 
 /// The reason in a failed record: the cause, and the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -126,7 +126,11 @@ pub(super) fn message(request: &Parts, caller: &Caller, body: &Bytes, form: Form
         body_hash: (has_body && json.is_none())
             .then(|| match caller.rule {
                 Some(_) if is_form(&request.headers) => {
-                    blake3::hash(by_name(&String::from_utf8_lossy(body)).as_bytes())
+                    let mut fields: Vec<&[u8]> = body.split(|byte| *byte == b'&').collect();
+                    fields.sort_by_key(|field| {
+                        field.split(|byte| *byte == b'=').next().unwrap_or_default()
+                    });
+                    blake3::hash(&fields.join(&b'&'))
                 }
                 _ => blake3::hash(body),
             })

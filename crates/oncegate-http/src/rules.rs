@@ -20,7 +20,7 @@ use ::http::request::Parts;
 use ::http::{Method, StatusCode, Uri};
 use axum::extract::OriginalUri;
 use bytes::Bytes;
-use oncegate_core::key::{CompiledKey, Key, KeyInput, Scope};
+use oncegate_core::key::{CompiledKey, Key, KeyError, KeyInput, Scope};
 use percent_encoding::percent_decode_str;
 
 use super::key::MAX_KEY_BYTES;
@@ -73,16 +73,15 @@ impl Rules {
 
     /// Returns the rule that a request belongs to.
     pub(super) fn find(&self, request: &Parts) -> Option<Arc<Rule>> {
-        let mut path: Option<Vec<String>> = None;
-        self.0
-            .iter()
-            .find(|rule| {
-                rule.method == request.method
-                    && rule
-                        .path
-                        .fits(path.get_or_insert_with(|| parts_of(sent_uri(request).path())))
-            })
-            .cloned()
+        if !self.0.iter().any(|rule| rule.takes(&request.method)) {
+            return None;
+        }
+        let readings = readings_of(sent_uri(request).path());
+        let found = readings.iter().find_map(|parts| {
+            let mut rules = self.0.iter();
+            rules.find(|rule| rule.takes(&request.method) && rule.path.fits(parts))
+        });
+        found.cloned()
     }
 }
 
@@ -261,10 +260,10 @@ impl Rule {
             RuleKey::Header(name) => FoundKey::InHeaders(vec![name.clone()]),
             RuleKey::Body(_) => FoundKey::InBody,
             RuleKey::Parameters(names) => {
-                let parts = parts_of(sent_uri(request).path());
-                let values = names
-                    .iter()
-                    .filter_map(|name| self.path.value(name, &parts));
+                let readings = readings_of(sent_uri(request).path());
+                let fitting = readings.iter().find(|parts| self.path.fits(parts));
+                let parts = fitting.map(Vec::as_slice).unwrap_or_default();
+                let values = names.iter().filter_map(|name| self.path.value(name, parts));
                 // Each with its length, so that no two lists of values make one key.
                 let joined: String = values
                     .map(|value| format!("{}:{value}", value.len()))
@@ -274,20 +273,32 @@ impl Rule {
         }
     }
 
-    /// Returns the key in the body of a request; `None` if the key is elsewhere.
-    pub(super) fn key_of_body(&self, body: &Bytes) -> Option<Result<String, Problem>> {
+    /// Returns the key in the body of a request; `None` if the key is elsewhere, `Ok(None)` if the
+    /// body has none and needs none.
+    pub(super) fn key_of_body(&self, body: &Bytes) -> Option<Result<Option<String>, Problem>> {
         let RuleKey::Body(key) = &self.key else {
             return None;
         };
+        if body.is_empty() && !self.required {
+            return Some(Ok(None));
+        }
         let derived = key.derive("body", &KeyInput::payload(body));
         Some(match derived {
-            Ok(key) => Ok(self.own_key(&key.digest().to_string())),
+            Ok(key) => Ok(Some(self.own_key(&key.digest().to_string()))),
+            Err(KeyError::MissingField { .. } | KeyError::NullField { .. }) if !self.required => {
+                Ok(None)
+            }
             Err(error) => Err(Problem::BodyKey(error.to_string())),
         })
     }
 
     fn own_key(&self, value: &str) -> String {
         format!("{OF_RULE}{self}{OF_RULE}{value}")
+    }
+
+    /// Returns whether this is the rule's method: some services take `post` for POST.
+    fn takes(&self, method: &Method) -> bool {
+        self.method.as_str().eq_ignore_ascii_case(method.as_str())
     }
 
     /// Returns whether this rule takes every request that `other` would.
@@ -374,7 +385,7 @@ impl RulePath {
     fn fits(&self, path: &[String]) -> bool {
         self.parts.len() == path.len()
             && self.parts.iter().zip(path).all(|(part, given)| match part {
-                PathPart::Literal(text) => text == given,
+                PathPart::Literal(text) => text.eq_ignore_ascii_case(given),
                 PathPart::Parameter(_) => true,
             })
     }
@@ -395,7 +406,13 @@ impl RulePath {
                 .parts
                 .iter()
                 .zip(&other.parts)
-                .all(|(own, other)| matches!(own, PathPart::Parameter(_)) || own == other)
+                .all(|(own, other)| match (own, other) {
+                    (PathPart::Parameter(_), _) => true,
+                    (PathPart::Literal(own), PathPart::Literal(other)) => {
+                        own.eq_ignore_ascii_case(other)
+                    }
+                    (PathPart::Literal(_), PathPart::Parameter(_)) => false,
+                })
     }
 }
 
@@ -408,15 +425,24 @@ pub(super) fn sent_uri(request: &Parts) -> &Uri {
         .map_or(&request.uri, |OriginalUri(uri)| uri)
 }
 
-/// Returns the parts of a request's path as services see them: decoded, without empty ones, and
-/// with `.` and `..` resolved.
-fn parts_of(path: &str) -> Vec<String> {
+/// The ways in which services read a path: each part by itself, or all decoded before it is cut
+/// and without the parameters of its parts.
+fn readings_of(path: &str) -> [Vec<String>; 2] {
+    let whole = decoded(path);
+    let loose = whole
+        .split(['/', '\\'])
+        .map(|part| part.split(';').next().unwrap_or_default().to_owned());
+    [resolved(path.split('/').map(decoded)), resolved(loose)]
+}
+
+/// Leaves empty parts out, and resolves `.` and `..`.
+fn resolved(all: impl Iterator<Item = String>) -> Vec<String> {
     let mut parts = Vec::new();
-    for part in path.split('/').filter(|part| !part.is_empty()) {
-        match decoded(part).as_str() {
-            "." => {}
+    for part in all {
+        match part.as_str() {
+            "" | "." => {}
             ".." => drop(parts.pop()),
-            part => parts.push(part.to_owned()),
+            _ => parts.push(part),
         }
     }
     parts
@@ -498,6 +524,9 @@ mod tests {
             "/%61pi/pay%6Dents",
             "/x/../api/./payments",
             "http://host/api/payments",
+            "/api%2Fpayments",
+            "/API/payments",
+            "/api/payments;v=1",
         ] {
             assert_eq!(
                 found(&rules, "POST", path).as_deref(),
@@ -513,10 +542,23 @@ mod tests {
             ("GET", "/api/payments"),
             ("POST", "/api"),
             ("POST", "/api/payments/7"),
-            ("POST", "/api%2Fpayments"),
             ("DELETE", "/api/payments"),
         ] {
             assert_eq!(found(&rules, method, path), None, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_need_not_be_there_may_be_missing_and_not_wrong() {
+        let rule = Rule::new("POST", "/a").unwrap();
+        let rule = rule.key_in_body(&Key::json(["order"])).unwrap().optional();
+        let key = |body: &'static str| rule.key_of_body(&Bytes::from(body)).unwrap();
+        for without in ["", "{}", r#"{"order":null}"#] {
+            assert_eq!(key(without).ok(), Some(None), "{without}");
+        }
+        assert!(matches!(key(r#"{"order":7}"#), Ok(Some(_))));
+        for wrong in [r#"{"order":7,"order":7}"#, "{", r#"{"order":" "}"#] {
+            assert!(key(wrong).is_err(), "{wrong}");
         }
     }
 

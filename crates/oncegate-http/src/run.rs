@@ -161,8 +161,15 @@ impl<E: Send + 'static> Run<E> {
             }
             Ran::Failed(error) => {
                 self.ran(RunOutcome::Failed, took);
-                self.release(lease, true, StatusCode::INTERNAL_SERVER_ERROR)
-                    .await;
+                if self.layer.gate.gives_up_unknown() {
+                    // An error cannot say whether the effect has happened: a time limit inside of
+                    // the layer may have dropped the handler. The lease lapses.
+                    warn!(scope = self.layer.gate.scope(), key = %lease.store_key(), attempt, "a service has returned an error: the outcome is unknown, and the lease expires");
+                    drop(lease);
+                } else {
+                    self.release(lease, true, StatusCode::INTERNAL_SERVER_ERROR)
+                        .await;
+                }
                 self.waiting.answer(Err(error));
             }
             Ran::Cancelled => {

@@ -323,8 +323,16 @@ impl<H: Handler> Function<H> {
                 Ok(())
             }
             Ok(Ok(Ok(Done::Before(result)))) => {
-                if let Err(failure) = self.handler.duplicate(message, result).await {
-                    tracing::warn!(%failure, "a duplicate's hook has failed");
+                // It must neither take the others' time nor end them.
+                let hook = async { self.handler.duplicate(message, result).await };
+                let left = end.saturating_duration_since(Instant::now());
+                match timeout(left, AssertUnwindSafe(hook).catch_unwind()).await {
+                    Ok(Ok(Ok(()))) => {}
+                    Ok(Ok(Err(failure))) => {
+                        tracing::warn!(%failure, "a duplicate's hook has failed");
+                    }
+                    Ok(Err(_panic)) => tracing::warn!("a duplicate's hook has panicked"),
+                    Err(_elapsed) => tracing::warn!("a duplicate's hook has not ended in time"),
                 }
                 Ok(())
             }

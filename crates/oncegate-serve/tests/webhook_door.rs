@@ -21,6 +21,7 @@ use oncegate_core::key::Key;
 use oncegate_core::record::StoreTime;
 use oncegate_core::store::MemoryStore;
 use oncegate_http::{Attempt, Body, Settle, event_gate};
+use oncegate_runtime::AfterUnknown;
 use oncegate_serve::Door as _;
 use oncegate_serve::webhook::{
     HmacSettings, PlainSettings, Preset, StripeSettings, TimedSettings, Webhook, WebhookError,
@@ -66,6 +67,15 @@ impl Bench {
         answer: impl Fn(usize) -> Response<Body> + Send + Sync + 'static,
         go_on: Option<Arc<Notify>>,
     ) -> Self {
+        Self::after_unknown(AfterUnknown::Retry, preset, answer, go_on)
+    }
+
+    fn after_unknown(
+        after_unknown: AfterUnknown,
+        preset: impl FnOnce(PathBuf) -> Preset,
+        answer: impl Fn(usize) -> Response<Body> + Send + Sync + 'static,
+        go_on: Option<Arc<Notify>>,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let secret = folder.path().join("secret");
         fs::write(&secret, "whsec_c2VjcmV0\n").unwrap();
@@ -105,6 +115,7 @@ impl Bench {
             }
         });
         let gate = event_gate("stripe", Arc::clone(&store)).lease(LEASE);
+        let gate = gate.after_unknown(after_unknown);
         let webhook = Webhook::new(gate, preset(secret), handler);
         Self {
             folder,
@@ -352,6 +363,21 @@ async fn what_is_unknown_is_not_run_again_before_its_lease_is_over() {
         let last = bench.last();
         assert_eq!((last.attempt, last.recovered), (2, true));
     }
+}
+
+/// An event whose outcome is unknown, and that is given up, is no success: its provider keeps it.
+#[tokio::test]
+async fn what_is_given_up_without_an_outcome_is_never_acknowledged() {
+    let give_up = AfterUnknown::GiveUp;
+    let bench = Bench::after_unknown(give_up, stripe, |_| status(504), None);
+    let body = r#"{"id":"evt_1"}"#;
+    assert_eq!(bench.status(event(body)).await, 504);
+    let lease_ms = u64::try_from(LEASE.as_millis()).unwrap();
+    bench.clock.fetch_add(2 * lease_ms, Ordering::SeqCst);
+    for _ in 0..2 {
+        assert_eq!(bench.status(event(body)).await, 503);
+    }
+    assert_eq!(bench.runs(), 1);
 }
 
 #[tokio::test]

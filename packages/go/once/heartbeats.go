@@ -16,19 +16,23 @@ type held struct {
 	claim                string
 	lease                time.Duration
 	validUntil, extendAt time.Time
-	isOver               bool
+	isOver, isLost       bool
 	cancel               context.CancelCauseFunc
 }
 
-func (c *Client) hold(granted *answer, sentAt time.Time, cancel context.CancelCauseFunc) *held {
+// hold returns false when the client is closed: nothing would extend the claim.
+func (c *Client) hold(granted *answer, sentAt time.Time, cancel context.CancelCauseFunc) (*held, bool) {
 	lease := time.Duration(granted.LeaseMs) * time.Millisecond
 	of := &held{claim: granted.Claim, lease: lease, cancel: cancel}
 	of.extended(sentAt)
 	c.mutex.Lock()
-	c.held[of.claim] = of
+	isOver := c.isOver
+	if !isOver {
+		c.held[of.claim] = of
+	}
 	c.mutex.Unlock()
 	c.wake()
-	return of
+	return of, !isOver
 }
 
 func (c *Client) letGo(of *held) {
@@ -38,10 +42,54 @@ func (c *Client) letGo(of *held) {
 }
 
 func (c *Client) wake() {
-	select {
-	case c.changed <- struct{}{}:
-	default:
+	for _, changed := range []chan struct{}{c.changed, c.watched} {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
 	}
+}
+
+// stop ends the heartbeats, and tells what still runs that nothing extends its claim any more.
+func (c *Client) stop() {
+	c.mutex.Lock()
+	c.isOver = true
+	for _, of := range c.held {
+		of.cancel(ErrLeaseLost)
+	}
+	c.mutex.Unlock()
+	close(c.closed)
+}
+
+// watch tells of leases that are nearly over, also while a heartbeat has no answer.
+func (c *Client) watch() {
+	for {
+		select {
+		case <-c.closed:
+			return
+		case <-c.watched:
+		case <-time.After(c.lose(time.Now())):
+		}
+	}
+}
+
+// lose cancels what is not safe any more, and returns how long the rest is.
+func (c *Client) lose(now time.Time) time.Duration {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	next := time.Hour
+	for _, of := range c.held {
+		left := of.validUntil.Add(-of.lease / margins).Sub(now)
+		switch {
+		case of.isLost:
+		case left <= 0:
+			of.isLost = true
+			of.cancel(ErrLeaseLost)
+		default:
+			next = min(next, left)
+		}
+	}
+	return next
 }
 
 func (h *held) extended(sentAt time.Time) {
@@ -94,9 +142,6 @@ func (c *Client) due(now time.Time) (due []*held, shortest, next time.Duration) 
 	defer c.mutex.Unlock()
 	next, shortest = time.Hour, time.Hour
 	for _, of := range c.held {
-		if !now.Before(of.validUntil.Add(-of.lease / margins)) {
-			of.cancel(ErrLeaseLost)
-		}
 		switch {
 		case of.isOver:
 		case now.Before(of.extendAt):

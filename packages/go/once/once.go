@@ -104,11 +104,15 @@ type Config struct {
 // Client is a client of a server of oncegate. It is safe for concurrent use.
 type Client struct {
 	config  Config
-	changed chan struct{}
+	changed chan struct{} // for the heartbeats
+	watched chan struct{} // for what watches the leases
 	mutex   sync.Mutex
 	held    map[string]*held
 	running sync.WaitGroup
+	ending  sync.Once
 	closed  chan struct{}
+	// Nothing begins any more; nothing is extended any more.
+	isClosed, isOver bool
 }
 
 // NewClient checks the configuration. It sends nothing.
@@ -132,16 +136,21 @@ func NewClient(config Config) (*Client, error) {
 		config.HTTP = http.DefaultClient
 	}
 	config.URL = strings.TrimRight(config.URL, "/")
-	client := &Client{config: config, changed: make(chan struct{}, 1), held: map[string]*held{}, closed: make(chan struct{})}
+	client := &Client{config: config, held: map[string]*held{}, closed: make(chan struct{})}
+	client.changed, client.watched = make(chan struct{}, 1), make(chan struct{}, 1)
 	go client.heartbeats()
+	go client.watch()
 	return client, nil
 }
 
 // Close waits for what runs, until the context is done, and ends the heartbeats.
 func (c *Client) Close(ctx context.Context) error {
+	c.mutex.Lock()
+	c.isClosed = true
+	c.mutex.Unlock()
 	ended := make(chan struct{})
 	go func() { c.running.Wait(); close(ended) }()
-	defer close(c.closed)
+	defer c.ending.Do(c.stop)
 	select {
 	case <-ended:
 		return nil
@@ -187,7 +196,9 @@ func Do[T any](ctx context.Context, c *Client, key any, work func(context.Contex
 	for _, option := range options {
 		option(of)
 	}
-	c.running.Add(1)
+	if !c.begin() {
+		return result, fmt.Errorf("%w: the client is closed", ErrUnavailable)
+	}
 	defer c.running.Done()
 	granted, sentAt, err := c.claim(ctx, of)
 	if err != nil {
@@ -198,10 +209,17 @@ func Do[T any](ctx context.Context, c *Client, key any, work func(context.Contex
 	}
 	working, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	claim := c.hold(granted, sentAt, cancel)
-	defer c.letGo(claim)
 	// What has begun is ended, whatever becomes of the caller's context.
 	ending := context.WithoutCancel(ctx)
+	claim, isExtended := c.hold(granted, sentAt, cancel)
+	defer c.letGo(claim)
+	if !isExtended || ctx.Err() != nil {
+		c.fail(ending, claim, errors.New("nothing was run"), false)
+		if ctx.Err() != nil {
+			return result, ctx.Err()
+		}
+		return result, fmt.Errorf("%w: the client is closed", ErrUnavailable)
+	}
 	hasReturned := false
 	defer func() {
 		if !hasReturned { // it has panicked, and goes on to
@@ -246,14 +264,32 @@ type answer struct {
 	} `json:"claims"`
 }
 
-func (c *Client) claim(ctx context.Context, of *call) (*answer, time.Time, error) {
-	nonce := make([]byte, 16)
-	if _, err := rand.Read(nonce); err != nil {
-		return nil, time.Time{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
+// begin notes that a call begins. It returns false when the client is closed.
+func (c *Client) begin() bool {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if !c.isClosed {
+		c.running.Add(1)
 	}
-	of.request["nonce"] = fmt.Sprintf("%x", nonce)
+	return !c.isClosed
+}
+
+// confirm extends a claim whose lease may be nearly over. It returns its state, and when it was asked for.
+func (c *Client) confirm(ctx context.Context, claim string) (string, time.Time) {
+	sentAt := time.Now()
+	body := map[string]any{"claims": []string{claim}}
+	status, got, _ := c.post(ctx, "/v1/claims/extend", body, c.config.Patience)
+	if status != http.StatusOK || len(got.Claims) != 1 {
+		return "unknown", sentAt
+	}
+	return got.Claims[0].State, sentAt
+}
+
+func (c *Client) claim(ctx context.Context, of *call) (*answer, time.Time, error) {
 	began, pause := time.Now(), firstPause
 	answeredAt := began
+	// Before any request with this nonce that may have been granted: a repeat gets the same grant, and not a new lease.
+	var since time.Time
 	for {
 		left := longestWait
 		if of.wait != forever {
@@ -261,18 +297,43 @@ func (c *Client) claim(ctx context.Context, of *call) (*answer, time.Time, error
 		}
 		of.request["wait_ms"] = left.Milliseconds()
 		sentAt := time.Now()
+		if since.IsZero() {
+			nonce := make([]byte, 16)
+			if _, err := rand.Read(nonce); err != nil {
+				return nil, sentAt, fmt.Errorf("%w: %w", ErrUnavailable, err)
+			}
+			of.request["nonce"], since = fmt.Sprintf("%x", nonce), sentAt
+		}
 		status, got, err := c.post(ctx, "/v1/claims", of.request, left+c.config.Patience)
+		if status == http.StatusCreated && got.State == "granted" {
+			fresh := time.Duration(got.LeaseMs) * time.Millisecond / extends
+			if time.Since(since) < fresh || ctx.Err() != nil {
+				return got, since, nil
+			}
+			// Much of its lease is over, by a wait or a lost answer: it begins under a fresh one.
+			state, extendedAt := c.confirm(ctx, got.Claim)
+			if state == "extended" && time.Since(extendedAt) < fresh {
+				return got, extendedAt, nil
+			}
+			if state != "unknown" {
+				answeredAt = time.Now()
+			}
+			if state != "unknown" && state != "extended" {
+				since = time.Time{} // another one has taken over, and nothing was run
+			}
+			status, got = 0, &answer{Detail: "the claim was not confirmed in time"}
+		}
 		switch {
 		case ctx.Err() != nil:
 			return nil, sentAt, ctx.Err()
-		case status == http.StatusCreated || status == http.StatusOK:
+		case status == http.StatusOK && got.State == "completed":
 			return got, sentAt, nil
 		case got.State == "given-up":
 			return nil, sentAt, fmt.Errorf("%w: %s", ErrGivenUp, got.Reason)
 		case got.State == "mismatch":
 			return nil, sentAt, ErrMismatch
 		case got.State == "busy":
-			answeredAt = time.Now()
+			answeredAt, since = time.Now(), sentAt
 			retryIn := time.Duration(got.RetryInMs) * time.Millisecond
 			if of.wait != forever && time.Since(began)+min(retryIn, firstPause) >= of.wait {
 				return nil, sentAt, &BusyError{retryIn}
@@ -299,6 +360,18 @@ func isWorthRepeating(status int) bool {
 		return true
 	}
 	return false
+}
+
+// isOpen tells whether the end of a claim is to be sent again: the work has happened, and a token that is rotated or a
+// server that is moved comes back.
+func isOpen(status int, got *answer) bool {
+	switch status {
+	case 401, 403, 404, 500:
+		return true
+	case 200:
+		return got.State == ""
+	}
+	return isWorthRepeating(status)
 }
 
 func sleep(ctx context.Context, pause time.Duration) error {
@@ -341,6 +414,9 @@ func (c *Client) post(ctx context.Context, path string, body any, limit time.Dur
 	text, err = io.ReadAll(response.Body)
 	if err == nil {
 		err = json.Unmarshal(text, got)
+		if err != nil && response.StatusCode >= 400 { // of something in between: only its refusal counts
+			return response.StatusCode, &answer{Detail: response.Status}, nil
+		}
 	}
 	if err != nil {
 		return 0, &answer{}, err
@@ -353,7 +429,7 @@ func (c *Client) end(ctx context.Context, path string, body any, patience time.D
 	began, pause := time.Now(), firstPause
 	for {
 		status, got, err := c.post(ctx, path, body, answerLimit)
-		if !isWorthRepeating(status) {
+		if !isOpen(status, got) {
 			return status, got
 		}
 		if time.Since(began) >= patience {
@@ -376,8 +452,8 @@ func (c *Client) complete(ctx context.Context, of *held, result any) error {
 		form = without
 	}
 	status, got := c.end(ctx, "/v1/claims/complete", form, c.config.Settle)
-	if status == http.StatusRequestEntityTooLarge {
-		slog.Warn("the work is recorded without its result, which is too large")
+	if status == http.StatusRequestEntityTooLarge || status == http.StatusBadRequest {
+		slog.Warn("the work is recorded without its result, which is too large or no JSON")
 		status, got = c.end(ctx, "/v1/claims/complete", without, c.config.Settle)
 	}
 	switch {

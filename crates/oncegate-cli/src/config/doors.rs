@@ -88,9 +88,10 @@ impl Loaded {
 
     /// Two doors at one address must have different paths: a request goes to one of them.
     fn check_places(&mut self, doors: &BTreeMap<String, Door>) {
-        let mut taken: BTreeMap<(&str, &str), &str> = BTreeMap::new();
+        let mut taken: BTreeMap<(&str, String), &str> = BTreeMap::new();
         for (name, door) in doors {
             let place = door.path.as_deref().unwrap_or("/").trim_end_matches('/');
+            let place = place.to_ascii_lowercase();
             let Some(other) = taken.insert((door.address(), place), name) else {
                 continue;
             };

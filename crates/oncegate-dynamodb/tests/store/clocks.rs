@@ -43,7 +43,7 @@ async fn a_machine_that_is_wrong_by_minutes_takes_no_lease_over() {
             };
             // By the machines' clocks it would be minutes more, or over already.
             assert!(
-                retry_in <= Duration::from_secs(64),
+                retry_in <= Duration::from_secs(120),
                 "{seconds} s: {retry_in:?}"
             );
             let completed = apply(owner, &key, complete(token, "done")).await;

@@ -26,6 +26,7 @@ use crate::dead_letters::{
 use crate::gate::{Completion, Identity, Lease};
 use crate::health::{Stage, WaitCause};
 use crate::observe::Event;
+use crate::running::policy::OUTCOME_UNKNOWN;
 
 mod retry;
 
@@ -132,6 +133,16 @@ enum After {
     Stop(Box<ConsumerError>),
 }
 
+/// The cause of a letter for a record that another process has failed. A redrive after an unknown
+/// outcome must be warned of, whichever process has written the letter.
+fn cause_of_earlier(reason: &str) -> DeadLetterCause {
+    if reason.starts_with(OUTCOME_UNKNOWN) {
+        DeadLetterCause::OutcomeUnknown
+    } else {
+        DeadLetterCause::NotHandedOver
+    }
+}
+
 /// Does what the end demands before the ack.
 async fn after(shared: &Shared, item: &mut Item, end: End) -> After {
     item.past.ended(&end);
@@ -156,7 +167,7 @@ async fn after(shared: &Shared, item: &mut Item, end: End) -> After {
             attempts,
         } => After::of_letter(give_up(shared, item, lease, cause, reason, attempts).await),
         End::NotHandedOver { reason, by } => {
-            let cause = DeadLetterCause::NotHandedOver;
+            let cause = cause_of_earlier(&reason);
             let written = hand_over(shared, item, cause, reason, 0, Some(by)).await;
             After::of_letter(written.map(|()| Completion::Applied))
         }

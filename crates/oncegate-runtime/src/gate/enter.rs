@@ -101,10 +101,12 @@ impl Gate {
             // Boxed: few gates have one, and otherwise every message's future would be larger.
             Box::pin(gate.prepare(message)).await?;
         }
-        let identity = gate.identify(message)?;
-        // A claim that is answered takes no room in what follows.
+        // What has been used takes no room in what follows.
         let claimed = {
-            let mut claim = gate.new_claim(&identity);
+            let mut claim = {
+                let identity = gate.identify(message)?;
+                gate.new_claim(&identity)
+            };
             gate.send_until_known(&mut claim, message).await?
         };
         Ok(match claimed {
@@ -112,6 +114,15 @@ impl Gate {
             // Boxed: few messages come here, and every message's future would be larger.
             Claimed::Granted(lease) if lease.not_to_run(None).is_some() => {
                 Box::pin(give_up(lease)).await
+            }
+            // Its answer came so late that another owner may take over at any moment: nothing
+            // begins under it, and its drop releases it.
+            Claimed::Granted(lease)
+                if !lease.attempt().is_fail_open() && lease.is_over(Instant::now()) =>
+            {
+                Entry::Busy {
+                    retry_in: Duration::from_millis(1),
+                }
             }
             Claimed::Granted(lease) => {
                 lease.begin_run(Instant::now());

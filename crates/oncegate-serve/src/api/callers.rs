@@ -222,9 +222,13 @@ impl KnownCaller {
         self.caller.scopes.contains(scope)
     }
 
-    /// Returns whether one more claim may be granted. Those whose lease is over do not count.
-    pub(super) fn may_claim(&self) -> bool {
+    /// Returns whether one more claim may be granted, or the one with this token again, whose answer
+    /// was lost. Those whose lease is over do not count.
+    pub(super) fn may_claim(&self, again: Option<&Token>) -> bool {
         let mut claims = self.claims.lock();
+        if again.is_some_and(|token| claims.contains_key(token)) {
+            return true;
+        }
         if claims.len() >= self.caller.max_claims {
             let now = Instant::now();
             claims.retain(|_, seen| seen.until > now);
@@ -270,6 +274,8 @@ fn permits(count: usize) -> Arc<Semaphore> {
 pub(super) struct Callers {
     known: Vec<Arc<KnownCaller>>,
     read_at: Mutex<Instant>,
+    /// Held while the files are read.
+    reading: tokio::sync::Mutex<()>,
 }
 
 /// The age at which what was read of the files is read again.
@@ -282,22 +288,26 @@ impl Callers {
         Self {
             known: known.into_iter().map(Arc::new).collect(),
             read_at: Mutex::new(Instant::now()),
+            reading: tokio::sync::Mutex::default(),
         }
     }
 
     /// Returns the caller that has this token.
     pub(super) async fn find(self: &Arc<Self>, token: &str) -> Option<Arc<KnownCaller>> {
         let token = digest(token);
-        if self.is_due(READ_AGAIN_AFTER) {
+        if self.is_due(READ_AGAIN_AFTER)
+            && let Ok(_reading) = self.reading.try_lock()
+        {
             self.read_again().await;
         }
         if let Some(found) = self.has(&token) {
             return Some(found);
         }
-        if !self.is_due(READ_AGAIN_FOR_UNKNOWN) {
-            return None;
+        // Who comes while the files are read waits for what is in them.
+        let _reading = self.reading.lock().await;
+        if self.is_due(READ_AGAIN_FOR_UNKNOWN) {
+            self.read_again().await;
         }
-        self.read_again().await;
         self.has(&token)
     }
 
@@ -397,17 +407,17 @@ mod tests {
         let known = KnownCaller::new(Caller::new("cron").token(OLD).max_claims(2)).unwrap();
         let lease = Duration::from_secs(30);
         for bits in 1..=2 {
-            assert!(known.may_claim());
+            assert!(known.may_claim(None));
             known.note_held(Token::from_bits(bits), lease, Instant::now());
         }
-        assert!(!known.may_claim());
+        assert!(!known.may_claim(None));
         known.note_ended(&Token::from_bits(1));
-        assert!(known.may_claim());
+        assert!(known.may_claim(None));
         known.note_held(Token::from_bits(3), lease, Instant::now());
         tokio::time::advance(lease / 2).await;
         known.note_held(Token::from_bits(2), lease, Instant::now());
         tokio::time::advance(lease / 2).await;
-        assert!(known.may_claim(), "the third has lapsed");
+        assert!(known.may_claim(None), "the third has lapsed");
         let second = Token::from_bits(2);
         assert!(known.is_overrun(&second, lease, Instant::now()));
         assert!(!known.is_overrun(&second, lease * 2, Instant::now()));

@@ -52,7 +52,7 @@ impl Shared {
         let wait = checked_wait(request.wait_ms)?;
         let mut waiting = Waiting::new(self, known, wait);
         loop {
-            if !known.may_claim() {
+            if !known.may_claim(terms.token.as_ref()) {
                 return Err(ApiProblem::CallerOverloaded {
                     what: "This caller holds as many claims as it may",
                 });

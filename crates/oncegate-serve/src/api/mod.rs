@@ -105,7 +105,7 @@ use crate::{Body, Door};
 const MAX_WAITING: usize = 1_000;
 
 /// The bytes of a request besides its result.
-const ROOM_BYTES: usize = 64 * 1024;
+const ROOM_BYTES: usize = 192 * 1024;
 
 /// A scope of the API: its gate, and what follows attempts that fail.
 #[derive(Clone, Debug)]

@@ -20,6 +20,8 @@ use crate::Body;
 
 /// The time limit for the body of a request.
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
+/// The most bytes that are read of a body that is refused.
+const DISCARDED_MOST: usize = 64 * 1024 * 1024;
 
 /// The receiver of an answer; it is closed when the client has gone.
 pub(super) type Reply = oneshot::Sender<Result<Carried, ApiProblem>>;
@@ -84,7 +86,13 @@ impl Shared {
         let Some(known) = self.callers.find(token).await else {
             return Err(ApiProblem::Unauthorized);
         };
-        let room = self.room(&known, request.headers())?;
+        let room = match self.room(&known, request.headers()) {
+            Ok(room) => room,
+            Err(problem) => {
+                discard(request.into_body()).await;
+                return Err(problem);
+            }
+        };
         let body = self.read(request.into_body()).await?;
         let carried = self
             .carry_out_in_a_task(operation, known, body, room)
@@ -167,6 +175,23 @@ impl Shared {
             Operation::Look => self.look(known, body, reply).await,
         }
     }
+}
+
+/// Reads a body that is refused, and keeps nothing of it: a client that still sends when its
+/// connection is closed would not see the answer, and could not learn that its result is too large.
+async fn discard(mut body: Body) {
+    let mut left = DISCARDED_MOST;
+    let discarding = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            let Some(rest) = left.checked_sub(bytes) else {
+                return;
+            };
+            left = rest;
+        }
+    };
+    // However that ends, the answer is the same.
+    _ = timeout(BODY_PATIENCE, discarding).await;
 }
 
 fn json_response(status: StatusCode, json: Vec<u8>) -> Response<Body> {

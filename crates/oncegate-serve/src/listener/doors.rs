@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
+use percent_encoding::percent_decode_str;
 
 use crate::answers::Answer;
 use crate::{Body, Door};
@@ -13,26 +14,39 @@ use crate::{Body, Door};
 /// The doors of one address. The one with the longest path that a request is at, or below, takes
 /// it.
 #[derive(Clone, Default)]
-pub struct Doors(Vec<(String, Arc<dyn Door>)>);
+pub struct Doors(Vec<(Vec<String>, Arc<dyn Door>)>);
 
 impl Doors {
     /// Adds a door for this path and all below it; for every other path if it is `None`.
     pub fn add(&mut self, path: Option<&str>, door: Arc<dyn Door>) {
-        let path = path.unwrap_or_default().trim_end_matches('/').to_owned();
-        self.0.push((path, door));
-        // The longest first.
         self.0
-            .sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
+            .push((parts_of(path.unwrap_or_default(), false), door));
+        // The longest first.
+        self.0.sort_by_key(|(own, _)| std::cmp::Reverse(own.len()));
     }
 
+    /// Services differ in how they read a path. A request that one of them may take for one below a
+    /// door's path belongs to that door, which may be the one that checks signatures.
     fn of(&self, path: &str) -> Option<&Arc<dyn Door>> {
+        let readings = [parts_of(path, false), parts_of(path, true)];
         let mut doors = self.0.iter();
-        let found = doors.find(|(own, _)| {
-            path.strip_prefix(own.as_str())
-                .is_some_and(|rest| own.is_empty() || rest.is_empty() || rest.starts_with('/'))
-        });
+        let found = doors.find(|(own, _)| readings.iter().any(|parts| parts.starts_with(own)));
         found.map(|(_, door)| door)
     }
+}
+
+/// Returns the parts of a path: decoded, in lower case, without empty ones and without parameters.
+fn parts_of(path: &str, resolves_dots: bool) -> Vec<String> {
+    let path = percent_decode_str(path).decode_utf8_lossy();
+    let mut parts = Vec::new();
+    for part in path.split(['/', '\\']) {
+        match part.split(';').next().unwrap_or_default() {
+            "" | "." => {}
+            ".." if resolves_dots => drop(parts.pop()),
+            part => parts.push(part.to_ascii_lowercase()),
+        }
+    }
+    parts
 }
 
 impl Door for Doors {
@@ -46,7 +60,7 @@ impl Door for Doors {
 
 impl fmt::Debug for Doors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let paths: Vec<&str> = self.0.iter().map(|(path, _)| path.as_str()).collect();
+        let paths: Vec<String> = self.0.iter().map(|(own, _)| own.join("/")).collect();
         f.debug_tuple("Doors").field(&paths).finish()
     }
 }
@@ -83,6 +97,14 @@ mod tests {
             ("/hooks/stripes", 201),
             ("/hooks/stripe", 202),
             ("/hooks/stripe/x?y=/", 202),
+            // Services read these as the same path, so none goes past the door that has it.
+            ("/hooks/%73tripe", 202),
+            ("//hooks/./stripe", 202),
+            ("/x/../hooks/stripe", 202),
+            ("/Hooks/Stripe", 202),
+            ("/hooks%2Fstripe", 202),
+            ("/hooks/stripe;x=1", 202),
+            ("/hooks/stripe/../y", 202),
             ("/hooksy", 404),
             ("/", 404),
         ] {

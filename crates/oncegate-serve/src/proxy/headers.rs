@@ -34,6 +34,20 @@ pub(super) enum HostNames {
     OfService,
 }
 
+/// Headers that are never about one connection, whatever a client says: services trust them.
+const OF_ALL_HOPS: [HeaderName; 10] = [
+    header::HOST,
+    header::AUTHORIZATION,
+    header::COOKIE,
+    header::CONTENT_TYPE,
+    header::CONTENT_ENCODING,
+    header::FORWARDED,
+    FORWARDED_FOR,
+    FORWARDED_HOST,
+    HeaderName::from_static("x-forwarded-proto"),
+    HeaderName::from_static("idempotency-key"),
+];
+
 /// Removes what is about one connection, also what `Connection` names.
 pub(super) fn remove_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
@@ -42,6 +56,7 @@ pub(super) fn remove_hop(headers: &mut HeaderMap) {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
+        .filter(|name| !OF_ALL_HOPS.contains(name))
         .collect();
     for name in named.iter().chain(&OF_ONE_HOP) {
         headers.remove(name);

@@ -46,9 +46,14 @@ pub(super) fn wanted<B>(request: &Request<B>) -> Option<HeaderValue> {
         return None;
     }
     // HTTP/2 without TLS would let the client talk to the service past the proxy.
-    let protocol = request.headers().get(UPGRADE)?;
+    // Of several, the service would choose.
+    let mut lines = request.headers().get_all(UPGRADE).iter();
+    let (Some(protocol), None) = (lines.next(), lines.next()) else {
+        return None;
+    };
     let is_http = protocol.as_bytes().to_ascii_lowercase().starts_with(b"h2c");
-    (!is_http).then(|| protocol.clone())
+    let is_one = !protocol.as_bytes().contains(&b',');
+    (is_one && !is_http).then(|| protocol.clone())
 }
 
 fn names_upgrade(headers: &HeaderMap) -> bool {

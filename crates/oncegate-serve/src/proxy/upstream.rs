@@ -227,7 +227,9 @@ impl Inner {
         if is_held
             && matches!(
                 response.status(),
-                StatusCode::BAD_GATEWAY
+                // Of a gateway, or of a server that gave up the connection.
+                StatusCode::REQUEST_TIMEOUT
+                    | StatusCode::BAD_GATEWAY
                     | StatusCode::SERVICE_UNAVAILABLE
                     | StatusCode::GATEWAY_TIMEOUT
             )

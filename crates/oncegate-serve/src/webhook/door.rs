@@ -13,7 +13,7 @@ use http_body::Body as HttpBody;
 use http_body_util::BodyExt as _;
 use oncegate_core::settings::Finding;
 use oncegate_core::store::Checkup;
-use oncegate_http::{IdempotencyLayer, Principal, Settle};
+use oncegate_http::{DoneBefore, IdempotencyLayer, Principal, Settle};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::gate::{Gate, GateError};
 use oncegate_runtime::observe::Event;
@@ -295,7 +295,7 @@ impl Webhook {
                 return EventProblem::HandlerFailed.response(version);
             }
         };
-        // No 409 of a handler gets here; this one is the layer's.
+        // What a handler has completed is its own answer.
         if response.status() != StatusCode::CONFLICT || response.headers().contains_key(KEPT) {
             return response;
         }
@@ -303,8 +303,12 @@ impl Webhook {
             // Some providers take a 4xx for final.
             return EventProblem::InProgress.response(version);
         }
-        // It is done, and what it answered was too large to keep. A provider needs the status.
-        Response::new(Body::empty())
+        if response.extensions().get::<DoneBefore>().is_some() {
+            // What it answered was too large to keep. A provider needs the status.
+            return Response::new(Body::empty());
+        }
+        // Given up, perhaps without an outcome: never a success.
+        EventProblem::Undecided.response(version)
     }
 
     fn note(&self, answer: &'static str) {

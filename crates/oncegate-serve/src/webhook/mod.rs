@@ -56,6 +56,9 @@
 //! # overloaded
 //! 503 with `Retry-After`. The bodies of the current requests leave no memory for this one. Nothing
 //! was done.
+//! # outcome-undecided
+//! 503. The event was given up, perhaps after an attempt whose outcome is unknown. It is not handled
+//!      again by itself: an operator decides.
 //!
 //! # Not obvious
 //!

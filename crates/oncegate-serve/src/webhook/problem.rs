@@ -20,12 +20,16 @@ pub(super) enum EventProblem {
     SignatureRefused(&'static str),
     EventWithoutId(String),
     SecretsMissing,
-    RequestTooLarge { limit_bytes: usize },
+    RequestTooLarge {
+        limit_bytes: usize,
+    },
     RequestTooSlow,
     RequestBroken,
     Overloaded,
     InProgress,
     HandlerFailed,
+    /// It was given up: a person decides what becomes of it.
+    Undecided,
 }
 
 impl EventProblem {
@@ -42,6 +46,7 @@ impl EventProblem {
             Self::Overloaded => "overloaded",
             Self::InProgress => "in-progress",
             Self::HandlerFailed => "handler-failed",
+            Self::Undecided => "outcome-undecided",
         }
     }
 
@@ -53,7 +58,7 @@ impl EventProblem {
             Self::RequestTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::RequestTooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::RequestBroken => StatusCode::BAD_REQUEST,
-            Self::SecretsMissing | Self::Overloaded | Self::InProgress => {
+            Self::SecretsMissing | Self::Overloaded | Self::InProgress | Self::Undecided => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             Self::HandlerFailed => StatusCode::BAD_GATEWAY,
@@ -72,6 +77,7 @@ impl EventProblem {
             Self::Overloaded => "Too many requests are running",
             Self::InProgress => "The event is being handled",
             Self::HandlerFailed => "The handler did not answer",
+            Self::Undecided => "The event was given up, and is not handled again by itself",
         }
     }
 
@@ -84,6 +90,7 @@ impl EventProblem {
             }
             Self::InProgress => "Send it again later.".to_owned(),
             Self::HandlerFailed => "Send it again.".to_owned(),
+            Self::Undecided => "It may have been handled before; an operator decides.".to_owned(),
             _ => "Nothing was done.".to_owned(),
         }
     }

@@ -142,7 +142,10 @@ where
         builder
             .http2_only(http2)
             .pool_idle_timeout(IDLE_TIMEOUT)
-            .pool_timer(TokioTimer::new());
+            .pool_timer(TokioTimer::new())
+            .timer(TokioTimer::new())
+            .http2_keep_alive_interval(Duration::from_secs(10))
+            .http2_keep_alive_timeout(Duration::from_secs(10));
         let keeping = builder.build(Tracking(connector.clone()));
         let single = builder.pool_max_idle_per_host(0).build(Tracking(connector));
         Self { keeping, single }

@@ -86,7 +86,10 @@ class Attempt:
     def lose(self) -> None:
         if not self.cancelled.is_set():
             self.cancelled.set()
-            self.when_lost()
+            try:
+                self.when_lost()
+            except RuntimeError:
+                pass  # its event loop is closed, and nothing of it runs any more
 
 
 current: contextvars.ContextVar[Attempt] = contextvars.ContextVar("oncegate_attempt")
@@ -122,8 +125,13 @@ class Http:
             connection.request("POST", self._prefix + path, json.dumps(body), headers)
             response: HTTPResponse = connection.getresponse()
             status, text = response.status, response.read()
-            answer = json.loads(text)
-            return (status, answer) if isinstance(answer, dict) else (0, {})
+            try:
+                answer = json.loads(text)
+            except ValueError:
+                answer = None
+            if not isinstance(answer, dict):  # of something in between: only its refusal counts
+                return (status if status >= 400 else 0), {"detail": f"HTTP status {status}"}
+            return status, answer
         except (OSError, HTTPException, ValueError) as error:
             if connection is not None:
                 connection.close()
@@ -137,39 +145,62 @@ class Heartbeats:
     def __init__(self, http: Http) -> None:
         self._http, self._changed = http, threading.Condition()
         self._held: List[Attempt] = []
+        self._watcher: Optional[threading.Thread] = None
         self._thread: Optional[threading.Thread] = None
-        self._pid, self._closed = 0, False
+        self._pid, self._closed = os.getpid(), False
 
-    def add(self, attempt: Attempt) -> None:
-        with self._changed:
-            if self._pid != os.getpid():  # a thread does not survive a fork, and neither do the parent's claims
-                self._held, self._thread, self._pid = [], None, os.getpid()
+    def add(self, attempt: Attempt) -> bool:
+        """``False``: the client is closed, and nothing would extend it."""
+        with self._lock():
+            if self._closed:
+                return False
             self._held.append(attempt)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="oncegate-heartbeats", daemon=True)
                 self._thread.start()
+                self._watcher = threading.Thread(target=self._watch, name="oncegate-leases", daemon=True)
+                self._watcher.start()
             self._changed.notify_all()
+            return True
+
+    def _lock(self) -> threading.Condition:
+        if self._pid != os.getpid():  # a thread does not survive a fork, and neither do a lock and the parent's claims
+            self._changed = threading.Condition()
+            self._held, self._thread, self._pid = [], None, os.getpid()
+        return self._changed
 
     def remove(self, attempt: Attempt) -> None:
-        with self._changed:
+        with self._lock():
             self._held = [held for held in self._held if held is not attempt]
             self._changed.notify_all()
 
     def close(self, timeout: float) -> bool:
         """Waits for what runs; then there are no heartbeats any more. Returns whether all has ended."""
-        with self._changed:
-            ended = self._changed.wait_for(lambda: not self._held or self._pid != os.getpid(), timeout)
+        with self._lock():
+            ended = self._changed.wait_for(lambda: not self._held, timeout)
             self._closed = True
+            for attempt in self._held:  # nothing extends them any more
+                attempt.lose()
             self._changed.notify_all()
         return ended
+
+    def _watch(self) -> None:
+        """Tells of a lease that is nearly over, also while a heartbeat has no answer."""
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                now = time.monotonic()
+                for attempt in self._held:
+                    if not attempt.is_safe(now):
+                        attempt.lose()
+                ends = [held.valid_until - held.lease / _MARGINS for held in self._held if not held.cancelled.is_set()]
+                self._changed.wait(max(0.001, min([now + 3600, *ends]) - now))
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 now = time.monotonic()
-                for attempt in self._held:
-                    if not attempt.is_safe(now):
-                        attempt.lose()
                 if self._closed:
                     return
                 due = [held for held in self._held if held.extend_at <= now][:1000]
@@ -182,8 +213,9 @@ class Heartbeats:
             status, answer = self._http.post("/v1/claims/extend", claims, max(0.05, shortest / _EXTENDS))
             answers = answer.get("claims") if status == 200 else None
             with self._changed:
-                for held, extended in zip(due, answers or [{}] * len(due)):
-                    state = extended.get("state", "unknown")
+                answers = answers if isinstance(answers, list) and len(answers) == len(due) else [{}] * len(due)
+                for held, extended in zip(due, answers):
+                    state = extended.get("state", "unknown") if isinstance(extended, dict) else "unknown"
                     if state == "extended":
                         held.extended(now)
                     elif state == "unknown":

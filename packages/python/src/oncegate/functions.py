@@ -69,6 +69,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _LONGEST_WAIT = 20.0
 #: The answers that may be other ones later: the caller has reached a limit, and the store does not answer.
 _AGAIN = (0, 408, 429, 502, 503, 504)
+#: The same for the end of a claim: the work has happened, and a token that is rotated or a server that is moved comes back.
+_AGAIN_AT_THE_END = _AGAIN + (401, 403, 404, 500)
 
 _log = logging.getLogger("oncegate")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -100,6 +102,7 @@ class Client:
         self._http = Http(url, self._read_token)
         self._heartbeats = Heartbeats(self._http)
         self._executor: Optional[ThreadPoolExecutor] = None
+        self._executor_pid = 0
 
     def _read_token(self) -> str:
         if self._token_file is None:
@@ -158,8 +161,9 @@ class Client:
         """Waits up to ``timeout`` seconds for what runs, and ends the heartbeats. Returns whether all has ended."""
         self._closed = True
         ended = self._heartbeats.close(timeout)
-        if self._executor is not None:
-            self._executor.shutdown(wait=False)
+        executor, self._executor = self._executor, None  # what still runs ends by the loop's own
+        if executor is not None:
+            executor.shutdown(wait=False)
         return ended
 
     def __enter__(self) -> "Client":
@@ -179,24 +183,41 @@ class Client:
             raise Unavailable("the client is closed: nothing was run")
         began = answered_at = time.monotonic()
         nonce, pause = str(uuid.uuid4()), _FIRST_PAUSE
+        #: Before any request that may have been granted: a repeat gets the same grant, and not a new lease.
+        since: Optional[float] = None
         while True:
             left = _LONGEST_WAIT if wait is None else max(0.0, began + wait - time.monotonic())
             there = min(left, _LONGEST_WAIT) if waits_there else 0.0
             sent_at = time.monotonic()
+            since = sent_at if since is None else since
             body = {**request, "nonce": nonce, "wait_ms": round(there * 1000)}
             status, answer = yield "/v1/claims", body, there + self._patience
-            if status == 201:
-                return Attempt(answer, sent_at)
-            if status == 200:
-                return _Done(_result_of(answer))
             state, detail = answer.get("state"), answer.get("detail", f"HTTP status {status}")
+            if status == 200 and state == "completed":
+                return _Done(_result_of(answer))
+            if status == 201 and state == "granted":
+                attempt = Attempt(answer, since)
+                if time.monotonic() < attempt.extend_at:
+                    return attempt
+                # Much of its lease is over, by a wait or a lost answer: it begins under a fresh one.
+                sent_at = time.monotonic()
+                status, answer = yield "/v1/claims/extend", {"claims": [attempt.claim]}, self._patience
+                state = answer["claims"][0]["state"] if status == 200 and answer.get("claims") else "unknown"
+                if state == "extended":
+                    attempt.extended(sent_at)
+                    answered_at = time.monotonic()
+                    if attempt.is_safe(time.monotonic()):
+                        return attempt
+                elif state != "unknown":  # another one has taken over, and nothing was run
+                    nonce, since, answered_at = str(uuid.uuid4()), None, time.monotonic()
+                status, detail = 0, "a claim was not confirmed in time"
             if state == "given-up":
                 raise GivenUp(answer.get("reason", detail))
             if state == "mismatch":
                 raise Mismatch(detail)
             if state == "busy":
                 retry_in = answer["retry_in_ms"] / 1000
-                answered_at = time.monotonic()
+                answered_at, since = time.monotonic(), sent_at
                 if wait is not None and time.monotonic() + min(retry_in, _FIRST_PAUSE) >= began + wait:
                     raise Busy(retry_in)
                 yield min(retry_in, pause)
@@ -215,7 +236,7 @@ class Client:
         began, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             status, answer = yield path, body, 10.0
-            if status not in _AGAIN:
+            if status not in _AGAIN_AT_THE_END and (status != 200 or "state" in answer):
                 return status, answer
             if time.monotonic() - began >= patience:
                 return 0, answer
@@ -227,13 +248,13 @@ class Client:
         if isinstance(result, (bytes, bytearray)):
             form = {"result_base64": base64.b64encode(result).decode()}
         try:
-            json.dumps(form)
-        except (TypeError, ValueError) as error:
+            json.dumps(form, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
             _log.warning("the work is recorded without its result, which is no JSON: %s", error)
             form = {"without_result": True}
         status, answer = yield from self._ending("/v1/claims/complete", {"claim": attempt.claim, **form}, self._settle)
-        if status == 413:
-            _log.warning("the work is recorded without its result, which is too large")
+        if status in (400, 413):
+            _log.warning("the work is recorded without its result, which is too large or no JSON")
             form = {"without_result": True}
             body = {"claim": attempt.claim, **form}
             status, answer = yield from self._ending("/v1/claims/complete", body, self._settle)
@@ -244,7 +265,8 @@ class Client:
         raise OutcomeUnknown(f"the function has run, and that is not recorded: {answer.get('detail')}")
 
     def _failing(self, attempt: Attempt, error: Exception, permanent: Tuple[Type[Exception], ...]) -> _Steps:
-        body: Dict[str, Any] = {"claim": attempt.claim, "reason": f"{type(error).__name__}: {error}"[:1000]}
+        reason = f"{type(error).__name__}: {error}"[:1000].encode("utf-8", "replace").decode()
+        body: Dict[str, Any] = {"claim": attempt.claim, "reason": reason}
         path = "/v1/claims/release"
         if isinstance(error, (DeadLetter,) + permanent):
             path = "/v1/claims/fail"
@@ -261,7 +283,9 @@ class Client:
         attempt = self._drive(self._claiming(request, wait, True))
         if isinstance(attempt, _Done):
             return decode(attempt.result)
-        self._heartbeats.add(attempt)
+        if not self._heartbeats.add(attempt):
+            self._drive(self._returning(attempt))
+            raise Unavailable("the client is closed: nothing was run")
         context = current.set(attempt)
         try:
             try:
@@ -286,7 +310,10 @@ class Client:
         task = asyncio.ensure_future(work(attempt))
         current.reset(context)
         attempt.when_lost = lambda: cast(Any, loop.call_soon_threadsafe(task.cancel))
-        self._heartbeats.add(attempt)
+        if not self._heartbeats.add(attempt):
+            task.cancel()  # it has not begun
+            await self._drive_async(self._returning(attempt))
+            raise Unavailable("the client is closed: nothing was run")
         try:
             try:
                 result = await task
@@ -298,12 +325,25 @@ class Client:
             except LeaseLost:
                 raise
             except Exception as error:
-                await self._drive_async(self._failing(attempt, error, permanent))
+                await self._to_the_end(self._failing(attempt, error, permanent))
                 raise
-            await self._drive_async(self._completing(attempt, result))
+            await self._to_the_end(self._completing(attempt, result))
             return result
         finally:
             self._heartbeats.remove(attempt)
+
+    def _returning(self, attempt: Attempt) -> _Steps:
+        body = {"claim": attempt.claim, "counted": False, "reason": "the client is closed"}
+        yield from self._ending("/v1/claims/release", body, self._patience)
+
+    async def _to_the_end(self, steps: _Steps) -> None:
+        """What has happened is recorded, whatever becomes of the caller meanwhile."""
+        ending = asyncio.ensure_future(self._drive_async(steps))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await asyncio.wait([ending])
+            raise
 
     def _drive(self, steps: _Steps) -> Any:
         answer: Tuple[int, Dict[str, Any]] = (0, {})
@@ -320,8 +360,8 @@ class Client:
 
     async def _drive_async(self, steps: _Steps) -> Any:
         answer: Tuple[int, Dict[str, Any]] = (0, {})
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(16, "oncegate")
+        if not self._closed and (self._executor is None or self._executor_pid != os.getpid()):  # threads do not survive a fork
+            self._executor, self._executor_pid = ThreadPoolExecutor(16, "oncegate"), os.getpid()
         try:
             step = next(steps)
             while True:

@@ -7,6 +7,7 @@ import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -37,6 +38,8 @@ public final class Once implements AutoCloseable {
     private static final long FIRST_PAUSE_MS = 20, LONGEST_PAUSE_MS = 1000, LONGEST_WAIT_MS = 20_000, FOREVER = -1;
     private static final int EXTENDS = 3, MARGINS = 6, MOST_CLAIMS = 1000;
     private static final Set<Integer> AGAIN = Set.of(0, 408, 429, 502, 503, 504);
+    /** The same for the end of a claim: the work has happened, and a rotated token or a moved server comes back. */
+    private static final Set<Integer> AGAIN_AT_THE_END = Set.of(0, 401, 403, 404, 408, 429, 500, 502, 503, 504);
     private static final System.Logger LOG = System.getLogger("oncegate");
 
     private final HttpClient http = HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1).build();
@@ -45,7 +48,8 @@ public final class Once implements AutoCloseable {
     private final Map<String, Attempt> held = new HashMap<>(); // guarded by itself
     private Duration patience = Duration.ofSeconds(10), settle = Duration.ofMinutes(5);
     private Thread heartbeats;
-    private boolean isClosed;
+    private volatile boolean isClosed;
+    private boolean isOver; // nothing is extended any more
 
     /**
      * A client of the server at {@code url}. {@code token} is asked for each request, so it may be rotated; see
@@ -163,6 +167,10 @@ public final class Once implements AutoCloseable {
             extendAt = sentAt + leaseNs / EXTENDS;
         }
 
+        private boolean isFresh() {
+            return extendAt - System.nanoTime() > 0;
+        }
+
         private void lose() {
             if (!isCancelled) {
                 isCancelled = true;
@@ -194,7 +202,10 @@ public final class Once implements AutoCloseable {
     public <T> T run(Object key, Class<T> type, Work<T> work, Options options) throws Exception {
         Object claimed = claim(key, options);
         if (!(claimed instanceof Attempt attempt)) return resultOf((Map<?, ?>) claimed, type);
-        hold(attempt);
+        if (!hold(attempt)) {
+            end("/v1/claims/release", Map.of("claim", attempt.claim, "counted", false, "reason", "the client is closed"), patience);
+            throw new Unavailable("the client is closed: nothing was run");
+        }
         try {
             T result;
             try {
@@ -231,6 +242,8 @@ public final class Once implements AutoCloseable {
                     break;
                 }
             }
+            isOver = true;
+            for (Attempt attempt : held.values()) attempt.lose(); // nothing extends them any more
             held.clear();
             held.notifyAll();
         }
@@ -245,22 +258,45 @@ public final class Once implements AutoCloseable {
         if (options.arguments != null) request.put("arguments", options.arguments);
         if (options.lease != null) request.put("lease_ms", options.lease.toMillis());
         if (options.retention != null) request.put("retention_ms", options.retention.toMillis());
-        request.put("nonce", UUID.randomUUID().toString());
         long waitMs = options.waiting == null ? FOREVER : options.waiting.toMillis();
         long began = System.nanoTime(), answeredAt = began, pause = FIRST_PAUSE_MS;
+        // Before any request with this nonce that may have been granted: a repeat gets the same grant, and not a new lease.
+        long since = 0;
+        boolean isNew = true;
         while (true) {
             long left = waitMs == FOREVER ? LONGEST_WAIT_MS : Math.max(0, Math.min(LONGEST_WAIT_MS, waitMs - since(began)));
             request.put("wait_ms", left);
             long sentAt = System.nanoTime();
+            if (isNew) {
+                request.put("nonce", UUID.randomUUID().toString());
+                since = sentAt;
+                isNew = false;
+            }
             Answer answer = post("/v1/claims", request, left + patience.toMillis());
-            if (answer.status == 201) return new Attempt(answer.body, sentAt);
-            if (answer.status == 200) return answer.body;
+            if (answer.status == 200 && answer.state().equals("completed")) return answer.body;
+            if (answer.status == 201 && answer.state().equals("granted")) {
+                Attempt attempt = new Attempt(answer.body, since);
+                if (attempt.isFresh()) return attempt;
+                // Much of its lease is over, by a wait or a lost answer: it begins under a fresh one.
+                long extendedAt = System.nanoTime();
+                Answer extended = post("/v1/claims/extend", Map.of("claims", List.of(attempt.claim)), patience.toMillis());
+                Object state = stateOf(extended, 0);
+                if (state.equals("extended")) {
+                    attempt.extended(extendedAt);
+                    if (attempt.isFresh()) return attempt;
+                }
+                if (!state.equals("unknown")) answeredAt = System.nanoTime();
+                // Another one has taken over, and nothing was run.
+                isNew = !state.equals("unknown") && !state.equals("extended");
+                answer = new Answer(0, Map.of("detail", "the claim was not confirmed in time"));
+            }
             switch (answer.state()) {
                 case "given-up" -> throw new GivenUp(answer.text("reason"));
                 case "mismatch" -> throw new Mismatch(answer.text("detail"));
                 case "busy" -> {
                     long retryInMs = ((Number) answer.body.get("retry_in_ms")).longValue();
                     answeredAt = System.nanoTime();
+                    since = sentAt;
                     if (waitMs != FOREVER && since(began) + Math.min(retryInMs, FIRST_PAUSE_MS) >= waitMs) throw new Busy(retryInMs);
                     Thread.sleep(Math.min(retryInMs, pause));
                 }
@@ -289,8 +325,8 @@ public final class Once implements AutoCloseable {
             form = without;
         }
         Answer answer = end("/v1/claims/complete", form, settle);
-        if (answer.status == 413) {
-            LOG.log(System.Logger.Level.WARNING, "the work is recorded without its result, which is too large");
+        if (answer.status == 400 || answer.status == 413) {
+            LOG.log(System.Logger.Level.WARNING, "the work is recorded without its result, which is too large or no JSON");
             answer = end("/v1/claims/complete", without, settle);
         }
         if (answer.status == 200) return;
@@ -303,7 +339,9 @@ public final class Once implements AutoCloseable {
     private void fail(Attempt attempt, Throwable error) {
         Map<String, Object> body = new HashMap<>(Map.of("claim", attempt.claim));
         String reason = error.toString();
-        body.put("reason", reason.substring(0, Math.min(reason.length(), 1000)));
+        reason = reason.substring(0, Math.min(reason.length(), 1000));
+        // Halves of surrogate pairs are no text for the server.
+        body.put("reason", new String(reason.getBytes(StandardCharsets.UTF_8), StandardCharsets.UTF_8));
         String path = error instanceof Permanent ? "/v1/claims/fail" : "/v1/claims/release";
         if (error instanceof Retry retry) {
             body.put("counted", retry.isCounted);
@@ -323,7 +361,8 @@ public final class Once implements AutoCloseable {
             for (long pause = FIRST_PAUSE_MS; ; pause = Math.min(pause * 2, LONGEST_PAUSE_MS)) {
                 try {
                     Answer answer = post(path, body, 10_000);
-                    if (!AGAIN.contains(answer.status)) return answer;
+                    boolean isAnswer = answer.status != 200 || answer.body.containsKey("state");
+                    if (isAnswer && !AGAIN_AT_THE_END.contains(answer.status)) return answer;
                     if (since(began) >= patience.toMillis()) return new Answer(0, answer.body);
                     Thread.sleep(pause);
                 } catch (InterruptedException interrupted) {
@@ -347,34 +386,73 @@ public final class Once implements AutoCloseable {
 
     /** Sends a request. The status is 0 without an answer. */
     private Answer post(String path, Map<String, Object> body, long limitMs) throws InterruptedException {
-        HttpRequest request = HttpRequest.newBuilder(URI.create(url + path))
-                .timeout(Duration.ofMillis(limitMs))
-                .header("content-type", "application/json")
-                .header("authorization", "Bearer " + token.get())
-                .POST(HttpRequest.BodyPublishers.ofString(Json.write(body)))
-                .build();
+        String text = Json.write(body);
+        int status = 0;
         try {
+            HttpRequest request = HttpRequest.newBuilder(URI.create(url + path))
+                    .timeout(Duration.ofMillis(limitMs))
+                    .header("content-type", "application/json")
+                    .header("authorization", "Bearer " + token.get())
+                    .POST(HttpRequest.BodyPublishers.ofString(text))
+                    .build();
             HttpResponse<String> response = http.send(request, HttpResponse.BodyHandlers.ofString());
-            return new Answer(response.statusCode(), (Map<?, ?>) new Json(response.body()).read());
-        } catch (IOException | ClassCastException | IllegalArgumentException error) {
-            return new Answer(0, Map.of("detail", error.toString()));
+            status = response.statusCode();
+            if (new Json(response.body()).read() instanceof Map<?, ?> answer) return new Answer(status, answer);
+        } catch (IOException | RuntimeException error) { // of the token, too, which may be there again later
+            if (status < 400) return new Answer(0, Map.of("detail", error.toString()));
         }
+        // Of something in between: only its refusal counts.
+        return new Answer(status >= 400 ? status : 0, Map.of("detail", "HTTP status " + status));
     }
 
     private static long since(long began) {
         return (System.nanoTime() - began) / 1_000_000;
     }
 
-    private void hold(Attempt attempt) {
+    /** False when the client is closed: nothing would extend it. */
+    private boolean hold(Attempt attempt) {
         synchronized (held) {
+            if (isOver) return false;
             held.put(attempt.claim, attempt);
             if (heartbeats == null) {
                 heartbeats = new Thread(this::beat, "oncegate-heartbeats");
                 heartbeats.setDaemon(true);
                 heartbeats.start();
+                Thread watch = new Thread(this::watch, "oncegate-leases");
+                watch.setDaemon(true);
+                watch.start();
             }
             held.notifyAll();
+            return true;
         }
+    }
+
+    /** Tells of a lease that is nearly over, also while a heartbeat has no answer. */
+    private void watch() {
+        try {
+            synchronized (held) {
+                while (!isOver) {
+                    long now = System.nanoTime(), next = Duration.ofHours(1).toNanos();
+                    for (Attempt attempt : held.values()) {
+                        long left = attempt.validUntil - attempt.leaseNs / MARGINS - now;
+                        if (left <= 0) attempt.lose();
+                        else next = Math.min(next, left);
+                    }
+                    held.wait(next / 1_000_000 + 1);
+                }
+            }
+        } catch (InterruptedException never) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    /** The state of a claim in the answer to a heartbeat. */
+    private static Object stateOf(Answer answer, int at) {
+        boolean isThere = answer.status == 200 && answer.body.get("claims") instanceof List<?> claims && at < claims.size();
+        if (isThere && ((List<?>) answer.body.get("claims")).get(at) instanceof Map<?, ?> claim && claim.get("state") instanceof String state) {
+            return state;
+        }
+        return "unknown";
     }
 
     /** Extends all claims, from a thread of its own, until the client is closed and nothing runs. */
@@ -385,10 +463,9 @@ public final class Once implements AutoCloseable {
                 long sentAt, shortest = Long.MAX_VALUE;
                 synchronized (held) {
                     sentAt = System.nanoTime();
-                    if (isClosed && held.isEmpty()) return;
+                    if (isOver) return;
                     long next = Duration.ofHours(1).toNanos();
                     for (Attempt attempt : held.values()) {
-                        if (attempt.validUntil - attempt.leaseNs / MARGINS - sentAt <= 0) attempt.lose();
                         if (attempt.isOver) continue;
                         if (attempt.extendAt - sentAt > 0) next = Math.min(next, attempt.extendAt - sentAt);
                         else if (due.size() < MOST_CLAIMS) due.add(attempt);
@@ -401,11 +478,10 @@ public final class Once implements AutoCloseable {
                 for (Attempt attempt : due) shortest = Math.min(shortest, attempt.leaseNs);
                 List<String> claims = due.stream().map(attempt -> attempt.claim).toList();
                 Answer answer = postQuietly(Map.of("claims", claims), Math.max(50, shortest / EXTENDS / 1_000_000));
-                List<?> answers = answer.status == 200 ? (List<?>) answer.body.get("claims") : List.of();
                 synchronized (held) {
                     for (int at = 0; at < due.size(); at++) {
                         Attempt attempt = due.get(at);
-                        Object state = at < answers.size() ? ((Map<?, ?>) answers.get(at)).get("state") : "unknown";
+                        Object state = stateOf(answer, at);
                         if ("extended".equals(state)) attempt.extended(sentAt);
                         else if ("unknown".equals(state)) attempt.extendAt = System.nanoTime() + attempt.leaseNs / 20;
                         else {
