@@ -222,7 +222,7 @@ impl KnownCaller {
         self.caller.scopes.contains(scope)
     }
 
-    /// Returns whether one more claim may be granted, or the one with this token again, whose answer
+    /// Returns whether one more claim may be granted, or the one with this token again: its answer
     /// was lost. Those whose lease is over do not count.
     pub(super) fn may_claim(&self, again: Option<&Token>) -> bool {
         let mut claims = self.claims.lock();

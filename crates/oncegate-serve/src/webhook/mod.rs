@@ -57,8 +57,8 @@
 //! 503 with `Retry-After`. The bodies of the current requests leave no memory for this one. Nothing
 //! was done.
 //! # outcome-undecided
-//! 503. The event was given up, perhaps after an attempt whose outcome is unknown. It is not handled
-//!      again by itself: an operator decides.
+//! 503. The event was given up, perhaps after an attempt whose outcome is unknown. An operator
+//!      decides what becomes of it.
 //!
 //! # Not obvious
 //!

@@ -28,7 +28,7 @@ pub(super) enum EventProblem {
     Overloaded,
     InProgress,
     HandlerFailed,
-    /// It was given up: a person decides what becomes of it.
+    /// The event was given up: a person decides what becomes of it.
     Undecided,
 }
 
