@@ -77,9 +77,10 @@ impl Rules {
             return None;
         }
         let readings = readings_of(sent_uri(request).path());
-        let found = readings.iter().find_map(|parts| {
-            let mut rules = self.0.iter();
-            rules.find(|rule| rule.takes(&request.method) && rule.path.fits(parts))
+        let mut rules = self.0.iter();
+        let found = rules.find(|rule| {
+            let fits = readings.iter().any(|parts| rule.path.fits(parts));
+            fits && rule.takes(&request.method)
         });
         found.cloned()
     }

@@ -435,7 +435,7 @@ pub(super) fn confirm(
                 input type="hidden" name="scope" value=(scope);
                 input type="hidden" name="snapshot" value=(snapshot.id);
                 @for (name, value) in search.fields() {
-                    input type="hidden" name=(name) value=(value);
+                    input type="hidden" name=(name) value=(shown(value));
                 }
                 label { "Why, for the journal" input name="why" required maxlength="500"; }
                 label { "At most this many a second (empty: no limit)"
