@@ -141,7 +141,12 @@ fn checked(name: &str, door: &Door) -> Result<(), String> {
 fn upstream(door: &Door) -> Result<Upstream, String> {
     let url = door.upstream.clone().unwrap_or_default();
     let default = UpstreamSettings::at(url);
+    let caller_header = match &door.principal {
+        Some(PrincipalSetting::Header(name)) => header(name).ok(),
+        _ => None,
+    };
     Upstream::new(&UpstreamSettings {
+        caller_header,
         allow_remote: door.allow_remote.unwrap_or(default.allow_remote),
         http2: door.http2.unwrap_or(default.http2),
         tls: door.tls.clone(),

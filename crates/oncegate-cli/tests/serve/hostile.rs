@@ -2,6 +2,8 @@
 //! keys that are none. The proxy answers or closes, and goes on.
 
 use oncegate_testkit::{Sent, until};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use super::raw::{Act, RawService, exchange};
 use super::{FROM_ANNE, LIMIT, Stage};
@@ -140,6 +142,30 @@ async fn what_confuses_does_not_reach_the_service() {
     assert!(proxy.process.try_wait().is_none(), "{}", stage.log());
     assert_eq!(proxy.pay("k", "{}").await.status, 201);
     assert!(!stage.log().contains("panic"), "{}", stage.log());
+}
+
+/// `Connection` takes headers out. Those by which a service knows its caller stay.
+// invariant: proxy-smuggling
+#[tokio::test]
+async fn no_client_takes_out_what_the_service_trusts() {
+    let service = RawService::start(|_| Act::Answer).await;
+    let stage = Stage::before(service.url(), RULES);
+    let proxy = stage.start().await;
+    let sent = format!(
+        "{HEAD}idempotency-key: k\r\ncookie: a=b\r\nx-own: 1\r\n\
+         connection: close, X-User-Id, cookie, host, idempotency-key, x-own\r\ncontent-length: 2\r\n\r\n{{}}"
+    );
+    let mut stream = TcpStream::connect(proxy.address).await.unwrap();
+    stream.write_all(sent.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 201 "), "{answer}");
+    let heads = service.heads.lock().clone();
+    let head = format!("{heads:?}").to_ascii_lowercase();
+    for kept in ["x-user-id", "cookie", "shop", "idempotency-key"] {
+        assert!(head.contains(kept), "{kept}: {head}");
+    }
+    assert!(!head.contains("x-own"), "{head}");
 }
 
 /// A length beside a coding is the classic way to have two readers see two requests.

@@ -58,6 +58,9 @@ pub struct UpstreamSettings {
     pub timeout: Duration,
     /// The longest pause within a body that streams through.
     pub idle_timeout: Duration,
+    /// The header with the caller of a request, which reaches the service even if `Connection`
+    /// names it.
+    pub caller_header: Option<HeaderName>,
 }
 
 impl UpstreamSettings {
@@ -76,6 +79,7 @@ impl UpstreamSettings {
             tls: TlsFiles::NONE,
             timeout: Self::DEFAULT_TIMEOUT,
             idle_timeout: Self::DEFAULT_IDLE_TIMEOUT,
+            caller_header: None,
         }
     }
 }
@@ -89,6 +93,7 @@ struct Inner {
     names: HostNames,
     timeout: Duration,
     idle_timeout: Duration,
+    caller_header: Option<HeaderName>,
     tunnels: Tunnels,
 }
 
@@ -118,6 +123,7 @@ impl Upstream {
             names,
             timeout: settings.timeout,
             idle_timeout: settings.idle_timeout,
+            caller_header: settings.caller_header.clone(),
             tunnels: Tunnels::default(),
         })))
     }
@@ -181,7 +187,14 @@ impl Inner {
     fn prepared(&self, request: Request<Body>, attempt: Option<&Attempt>) -> Option<Request<Body>> {
         let (mut parts, body) = request.into_parts();
         let peer = parts.extensions.get::<Peer>().copied();
+        let caller = self.caller_header.as_ref();
+        let caller = caller.and_then(|name| Some((name.clone(), parts.headers.get(name)?.clone())));
         for_service(&mut parts.headers, &parts.uri, peer, self.names);
+        if let Some((name, value)) = caller
+            && !parts.headers.contains_key(&name)
+        {
+            parts.headers.insert(name, value);
+        }
         if let Some(attempt) = attempt {
             let words = if attempt.recovered() {
                 "; recovered"
